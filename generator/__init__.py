@@ -1,0 +1,1 @@
+"""YAML -> Spec -> Variant -> KernelPlan -> source text: pure functions, no torch, no GPU."""

@@ -1,0 +1,59 @@
+"""(Variant, pass, target) -> KernelPlans, by family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from ..arch import Target, family_for
+from ..errors import PlanError
+from ..variant import PASSES, Variant
+from . import cpu, sm80
+from .base import KernelPlan, SmemBuffer
+
+__all__ = ["KernelPlan", "SmemBuffer", "candidates", "plan"]
+
+_PLANNERS: dict[str, ModuleType] = {"cpu": cpu, "sm80": sm80}
+_GPU_DTYPES = ("fp16", "bf16")
+
+
+def plan(
+    variant: Variant,
+    pass_name: str,
+    target: Target,
+    *,
+    family: str | None = None,
+    pins: Mapping[str, Any] | None = None,
+) -> KernelPlan:
+    """The plan that ships for ``variant`` on ``target``, with ``pins`` from `tuning:` applied.
+
+    Raises:
+        PlanError: when nothing fits; the message names the limit.
+        TargetError: when ``family`` can't serve ``target``.
+    """
+    planner, family, reason = _planner(variant, pass_name, target, family)
+    chosen: KernelPlan = planner.plan(variant, pass_name, target, family, reason)
+    return chosen.pinned(pins or {}).check()
+
+
+def candidates(
+    variant: Variant, pass_name: str, target: Target, *, family: str | None = None
+) -> Iterator[KernelPlan]:
+    """Every legal plan for the tuner to time, the shipped one first."""
+    planner, family, reason = _planner(variant, pass_name, target, family)
+    yield from planner.candidates(variant, pass_name, target, family, reason)
+
+
+def _planner(
+    variant: Variant, pass_name: str, target: Target, family: str | None
+) -> tuple[ModuleType, str, str]:
+    if pass_name not in PASSES:
+        raise PlanError(f"pass: expected one of {', '.join(PASSES)}, got {pass_name!r}.")
+    family, reason = family_for(target, family)
+    if family != "cpu" and variant.dtype not in _GPU_DTYPES:
+        raise PlanError(
+            f"plan: {variant.key}: dtype {variant.dtype} runs on target cpu only, "
+            f"got {target.name}. Use one of {', '.join(_GPU_DTYPES)}."
+        )
+    return _PLANNERS[family], family, reason

@@ -1,0 +1,142 @@
+"""KernelPlan: everything that a template needs, decided in Python and printable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
+
+from ..arch import Target
+from ..errors import PlanError
+from ..program import Program, program_for
+from ..variant import PASS_PREFIX, Variant
+
+
+@dataclass(frozen=True, slots=True)
+class SmemBuffer:
+    """One buffer of the shared-memory map; buffers may overlap where their lives don't."""
+
+    name: str
+    offset_bytes: int
+    size_bytes: int
+    purpose: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelPlan:
+    """The decisions common to all families; each family's planner subclasses it.
+
+    Attributes:
+        variant: the function to compute.
+        pass_name: "forward" or "backward".
+        target: what the binary runs on.
+        family: whose template renders it.
+        reason: why this family, one sentence.
+        tile_m: query rows of a tile.
+        tile_n: key rows of a tile.
+    """
+
+    pins: ClassVar[tuple[str, ...]] = ("tile_m", "tile_n")  # fields that `tuning:` may set
+
+    variant: Variant
+    pass_name: str
+    target: Target
+    family: str
+    reason: str = field(default="", compare=False)
+    tile_m: int
+    tile_n: int
+
+    @property
+    def name(self) -> str:
+        """File stem and kernel name: ``fwd_d128_bf16_causal_sm80``."""
+        key = self.variant.key.replace("-", "_")
+        return f"{PASS_PREFIX[self.pass_name]}_{key}_{self.target.name}"
+
+    @property
+    def template(self) -> str:
+        """Path of the template below ``templates/``."""
+        suffix = "cpp" if self.family == "cpu" else "cu"
+        return f"{self.family}/{self.pass_name}.{suffix}.j2"
+
+    @property
+    def source_name(self) -> str:
+        """Name of the rendered file."""
+        return f"{self.name}.{'cpp' if self.family == 'cpu' else 'cu'}"
+
+    @property
+    def program(self) -> Program:
+        """The score and mask program that fills the template's hooks."""
+        return program_for(self.variant)
+
+    @property
+    def smem(self) -> tuple[SmemBuffer, ...]:
+        """The shared-memory map; empty for the CPU."""
+        return ()
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a thread block, in bytes."""
+        return max((b.offset_bytes + b.size_bytes for b in self.smem), default=0)
+
+    @property
+    def registers_estimate(self) -> int:
+        """Estimated registers of a thread; 0 for the CPU."""
+        return 0
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """How the tiles of a row are walked, in words for `flashgen show`."""
+        if self.program.mask is None:
+            return ("all tiles full; the last one checks seqlen_k",)
+        return (
+            "tiles outside the band: never visited",
+            "tiles on the band's edge: element mask",
+            "tiles inside the band: no mask",
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """The plan as plain data, for the manifest, the fingerprint and `flashgen show`."""
+        own = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in ("variant", "target", "reason")
+        }
+        return own | {
+            "key": self.variant.key,
+            "target": self.target.name,
+            "smem_bytes": self.smem_bytes,
+            "smem": [
+                {"name": b.name, "offset": b.offset_bytes, "bytes": b.size_bytes, "for": b.purpose}
+                for b in self.smem
+            ],
+            "registers_estimate": self.registers_estimate,
+            "segments": list(self.segments),
+        }
+
+    def pinned(self, pins: Mapping[str, Any]) -> KernelPlan:
+        """This plan with the fields of a spec's ``tuning:`` block in place of its own.
+
+        Raises:
+            PlanError: when a pin is not a field that can be pinned.
+        """
+        for name in pins:
+            if name not in self.pins:
+                raise PlanError(
+                    f"tuning: {self.pass_name} on {self.target.name}: expected one of "
+                    f"{', '.join(self.pins)}, got {name!r}."
+                )
+        return replace(self, **pins)
+
+    def check(self) -> KernelPlan:
+        """This plan, once it is known to be legal.
+
+        Raises:
+            PlanError: names the limit that does not hold and what to lower.
+        """
+        if self.smem_bytes > self.target.max_smem_bytes:
+            raise PlanError(
+                f"plan: {self.name}: tile {self.tile_m}x{self.tile_n} needs {self.smem_bytes} "
+                f"bytes of shared memory, {self.target.name} allows "
+                f"{self.target.max_smem_bytes}. Lower tile_n or num_stages."
+            )
+        return self

@@ -1,0 +1,1 @@
+"""Variant -> plan of the cpu family."""

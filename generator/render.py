@@ -1,0 +1,91 @@
+"""KernelPlan -> source text, through the Jinja templates."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import PurePosixPath
+
+import jinja2
+
+from .plan import KernelPlan
+from .version import VERSION
+
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A translation unit: its text and the plain headers that it includes.
+
+    Attributes:
+        name: file name, such as ``fwd_d128_bf16_causal_sm80.cu``.
+        text: the rendered source.
+        headers: (path below ``templates/``, text) of each header it needs, transitively, sorted.
+    """
+
+    name: str
+    text: str
+    headers: tuple[tuple[str, str], ...]
+
+
+def render(plan: KernelPlan) -> Rendered:
+    """The source of ``plan``; the same plan gives the same bytes."""
+    env = environment()
+    text = env.get_template(plan.template).render(
+        plan=plan, variant=plan.variant, program=plan.program, version=VERSION
+    )
+    return Rendered(plan.source_name, text, _headers(text))
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """The template environment: delimiters that are comments in C++, nothing undefined."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("flashgen", "templates"),
+        undefined=jinja2.StrictUndefined,
+        finalize=_cpp_literal,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+        line_statement_prefix="//%",
+        variable_start_string="@{",
+        variable_end_string="}",
+        block_start_string="/*%",
+        block_end_string="%*/",
+        comment_start_string="/*#",
+        comment_end_string="#*/",
+    )
+
+
+def _cpp_literal(value: object) -> object:
+    """C++ spells True as true; None in a template is a mistake."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        raise jinja2.UndefinedError("a template printed None")
+    return value
+
+
+def _headers(text: str) -> tuple[tuple[str, str], ...]:
+    """Every plain header that ``text`` includes with quotes, transitively, by path."""
+    found: dict[str, str] = {}
+    pending = _INCLUDE.findall(text)
+    while pending:
+        path = pending.pop()
+        if path in found:
+            continue
+        found[path] = _header_text(path)
+        pending += _INCLUDE.findall(found[path])
+    return tuple(sorted(found.items()))
+
+
+@cache
+def _header_text(path: str) -> str:
+    loader = environment().loader
+    assert loader is not None
+    if ".." in PurePosixPath(path).parts:
+        raise ValueError(f"a header outside templates/: {path}")
+    return loader.get_source(environment(), path)[0]

@@ -1,0 +1,1 @@
+"""Toolchain, build, cache, loading and the PyTorch face of the compiled kernels."""

@@ -1,0 +1,1 @@
+"""The shipped catalogue of variants: YAML files."""

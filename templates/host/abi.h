@@ -1,0 +1,161 @@
+// Reading and checking the arguments of an exported function: the tvm-ffi C ABI, nothing else.
+//
+// The ABI carries type-tagged values and checks nothing itself, so every argument's type, rank,
+// dtype, device and shape is checked here before a kernel sees its pointer.
+#pragma once
+
+#include <dlpack/dlpack.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <tvm/ffi/c_api.h>
+#include <tvm/ffi/extra/c_env_api.h>
+
+namespace flashgen {
+
+// A tensor argument: element (i, j, k, l) lies at data + i * strides[0] + j * strides[1] + ...
+struct Tensor {
+    void* data;
+    int64_t shape[4];
+    int64_t strides[4];  // in elements
+    int32_t ndim;        // 0 where an optional argument is None
+
+    template <typename T>
+    T* as() const {
+        return static_cast<T*>(data);
+    }
+};
+
+// The arguments of one call, read in order. The first fault is kept as the call's exception and
+// every later read returns an empty value, so that a caller checks ok() once, before it launches.
+class Arguments {
+  public:
+    Arguments(const char* function, const TVMFFIAny* args, int32_t num_args, int32_t expected)
+        : function_(function), args_(args), num_args_(num_args) {
+        if (num_args != expected) {
+            fail("TypeError", "%s: expected %d arguments, got %d", function, expected, num_args);
+        }
+    }
+
+    bool ok() const { return ok_; }
+    DLDevice device() const { return device_; }  // of the tensors read so far
+
+    // The next argument, a tensor of rank `ndim` whose last dimension is contiguous.
+    Tensor tensor(const char* name, DLDataType dtype, int32_t ndim) {
+        const DLTensor* t = next_tensor(name);
+        Tensor out = {};
+        if (t == nullptr) {
+            if (ok_) fail("TypeError", "%s: %s: expected a tensor, got None", function_, name);
+            return out;
+        }
+        if (t->dtype.code != dtype.code || t->dtype.bits != dtype.bits || t->dtype.lanes != 1) {
+            fail("TypeError", "%s: %s: expected dtype (code %d, %d bits), got (code %d, %d bits)",
+                 function_, name, dtype.code, dtype.bits, t->dtype.code, t->dtype.bits);
+            return out;
+        }
+        if (t->ndim != ndim) {
+            fail("ValueError", "%s: %s: expected %d dimensions, got %d", function_, name, ndim,
+                 t->ndim);
+            return out;
+        }
+        if (have_device_ && (t->device.device_type != device_.device_type ||
+                             t->device.device_id != device_.device_id)) {
+            fail("ValueError", "%s: %s: expected device (%d, %d), got (%d, %d)", function_, name,
+                 device_.device_type, device_.device_id, t->device.device_type,
+                 t->device.device_id);
+            return out;
+        }
+        device_ = t->device;
+        have_device_ = true;
+        out.data = static_cast<char*>(t->data) + t->byte_offset;
+        out.ndim = ndim;
+        int64_t packed = 1;  // strides may be absent: then the tensor is packed
+        for (int32_t i = ndim - 1; i >= 0; --i) {
+            out.shape[i] = t->shape[i];
+            out.strides[i] = t->strides != nullptr ? t->strides[i] : packed;
+            packed *= t->shape[i];
+        }
+        if (out.shape[ndim - 1] > 1 && out.strides[ndim - 1] != 1) {
+            fail("ValueError", "%s: %s: expected a contiguous last dimension, got stride %lld",
+                 function_, name, static_cast<long long>(out.strides[ndim - 1]));
+        }
+        return out;
+    }
+
+    // The same, or a Tensor with ndim 0 where the argument is None.
+    Tensor optional_tensor(const char* name, DLDataType dtype, int32_t ndim) {
+        if (ok_ && next_ < num_args_ && args_[next_].type_index == kTVMFFINone) {
+            ++next_;
+            return Tensor{};
+        }
+        return tensor(name, dtype, ndim);
+    }
+
+    double real(const char* name) {
+        if (!ok_) return 0.0;
+        const TVMFFIAny& arg = args_[next_++];
+        if (arg.type_index == kTVMFFIFloat) return arg.v_float64;
+        if (arg.type_index == kTVMFFIInt) return static_cast<double>(arg.v_int64);
+        fail("TypeError", "%s: %s: expected a float", function_, name);
+        return 0.0;
+    }
+
+    int64_t integer(const char* name) {
+        if (!ok_) return 0;
+        const TVMFFIAny& arg = args_[next_++];
+        if (arg.type_index == kTVMFFIInt) return arg.v_int64;
+        fail("TypeError", "%s: %s: expected an int", function_, name);
+        return 0;
+    }
+
+    // Requires dimension `dim` of `t` to be `expected`.
+    void check_size(const char* name, const Tensor& t, int dim, int64_t expected) {
+        if (ok_ && t.shape[dim] != expected) {
+            fail("ValueError", "%s: %s: expected size %lld in dimension %d, got %lld", function_,
+                 name, static_cast<long long>(expected), dim, static_cast<long long>(t.shape[dim]));
+        }
+    }
+
+    void fail(const char* kind, const char* format, ...) {
+        if (!ok_) return;
+        ok_ = false;
+        char message[512];
+        va_list values;
+        va_start(values, format);
+        vsnprintf(message, sizeof(message), format, values);
+        va_end(values);
+        TVMFFIErrorSetRaisedFromCStr(kind, message);
+    }
+
+    const char* function() const { return function_; }
+
+  private:
+    const DLTensor* next_tensor(const char* name) {
+        if (!ok_) return nullptr;
+        const TVMFFIAny& arg = args_[next_++];
+        if (arg.type_index == kTVMFFIDLTensorPtr) return static_cast<const DLTensor*>(arg.v_ptr);
+        if (arg.type_index == kTVMFFITensor) {
+            // A tensor object is its header followed by the DLTensor.
+            return reinterpret_cast<const DLTensor*>(reinterpret_cast<const char*>(arg.v_obj) +
+                                                     sizeof(TVMFFIObject));
+        }
+        fail("TypeError", "%s: %s: expected a tensor", function_, name);
+        return nullptr;
+    }
+
+    const char* function_;
+    const TVMFFIAny* args_;
+    int32_t num_args_;
+    int32_t next_ = 0;
+    bool ok_ = true;
+    bool have_device_ = false;
+    DLDevice device_ = {};
+};
+
+inline void return_integer(TVMFFIAny* result, int64_t value) {
+    result->type_index = kTVMFFIInt;
+    result->zero_padding = 0;
+    result->v_int64 = value;
+}
+
+}  // namespace flashgen
