@@ -1,0 +1,51 @@
+"""Directories: where the cache lies and where the installed templates and specs are.
+
+``paths.cache_root()`` is the only place that knows the cache's default. Nothing is created here:
+the cache makes its own directories when it first writes.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from ..generator.errors import CacheError
+from . import knobs
+
+
+def cache_root() -> Path:
+    """The cache directory, absolute, which may not exist yet.
+
+    FLASHGEN_CACHE_DIR, else $XDG_CACHE_HOME/flashgen, else ~/.cache/flashgen.
+
+    Raises:
+        CacheError: when none of the variables that it follows from is set.
+    """
+    chosen = knobs.CACHE_DIR.get()
+    if chosen is not None:
+        return chosen
+    base = knobs.XDG_CACHE_HOME.get()
+    if base is not None:
+        return base / "flashgen"
+    home = knobs.HOME.get()
+    if home is None:
+        raise CacheError(
+            "cache directory ~/.cache/flashgen: expected HOME to be set, got none. "
+            f"Set {knobs.CACHE_DIR.name} to a directory that can be written."
+        )
+    return home / ".cache" / "flashgen"
+
+
+def prebuilt_roots() -> tuple[Path, ...]:
+    """Read-only caches to search after `cache_root()`, in order."""
+    return knobs.PREBUILT.get()
+
+
+def shipped_specs() -> Path:
+    """The folder of the shipped specs."""
+    return Path(str(resources.files("flashgen.specs")))
+
+
+def shipped_templates() -> Path:
+    """The folder of the shipped templates and device headers."""
+    return Path(str(resources.files("flashgen.templates")))
