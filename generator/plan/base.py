@@ -64,6 +64,11 @@ class KernelPlan:
         return f"{self.name}.{'cpp' if self.family == 'cpu' else 'cu'}"
 
     @property
+    def compile_flags(self) -> tuple[str, ...]:
+        """Every flag of the compiler but its paths; part of the fingerprint."""
+        raise NotImplementedError(f"{type(self).__name__} names no compile flags")
+
+    @property
     def program(self) -> Program:
         """The score and mask program that fills the template's hooks."""
         return program_for(self.variant)
