@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from ..generator.errors import CacheError
+from ..generator.errors import CacheError, FlashgenError
 from . import knobs
 
 
@@ -49,3 +49,19 @@ def shipped_specs() -> Path:
 def shipped_templates() -> Path:
     """The folder of the shipped templates and device headers."""
     return Path(str(resources.files("flashgen.templates")))
+
+
+def generated_folder() -> Path:
+    """The folder of committed renderings in this checkout or unpacked sdist.
+
+    Raises:
+        FlashgenError: when this flashgen was installed from a wheel, which has no such folder.
+    """
+    here = Path(__file__).resolve()  # through the link below src/flashgen in a checkout
+    for root in here.parents[1:4]:
+        if (root / "generated").is_dir() and (root / "pyproject.toml").is_file():
+            return root / "generated"
+    raise FlashgenError(
+        f"generated/: expected a checkout of flashgen around {here.parent}, got an installed copy. "
+        "Run this in a checkout, or name a KEY and -o DIR."
+    )
