@@ -53,42 +53,63 @@ TARGETS: dict[str, Target] = {
         Target("sm120", (12, 0), "120", "sm80", MAX_SMEM_SM86, 102_400, max_threads_per_sm=1536),
     )
 }
+NATIVE = "native"
+"""The spelling of "this machine's device", which only the runtime can resolve."""
 FAMILIES = ("cpu", "sm80")
 """Families with templates; a target whose own family isn't here falls back to sm80."""
 
-_SPELLING = re.compile(r"^(?:sm|compute)?_?(\d+)(?:\.(\d))?([af])?$")
+_SPELLING = re.compile(r"(?:sm|compute)?_?([0-9]+)(?:\.([0-9]))?([af])?")
+_ACCELERATED = {"a": (9, 0), "f": (10, 0)}  # the first capability with nvcc's sm_NNa, sm_NNf
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str, native: Target | None = None) -> Target:
     """The target that ``text`` spells: ``sm90``, ``sm_90``, ``90``, ``9.0``, ``sm90a``, ``cpu``.
+
+    Args:
+        text: the spelling.
+        native: what the word ``native`` stands for; the caller knows this machine's device.
 
     Raises:
         TargetError: with the list of valid targets, and the reason for Volta and older.
     """
     name = text.strip().lower()
-    match = _SPELLING.match(name)
+    if name == NATIVE and native is not None:
+        return native
+    match = _SPELLING.fullmatch(name)
+    suffix = ""
     if match:
-        digits, minor, _ = match.groups()
-        name = f"sm{digits}{minor or ''}"
-    if name in TARGETS:
-        return TARGETS[name]
-    allowed = ", ".join(TARGETS)
-    if match and int(name[2:]) < 75:
+        digits, minor, suffix = match[1], match[2] or "", match[3] or ""
+        name = f"sm{digits}{minor}"
+    target = TARGETS.get(name)
+    if target is not None and (not suffix or target.capability >= _ACCELERATED[suffix]):
+        return target
+    expected = f"target: expected one of {', '.join(TARGETS)}, got {text!r}."
+    if name == NATIVE:
+        raise TargetError(f"{expected} {NATIVE} (this machine's device) goes with --arch alone.")
+    if match and len(match[1]) < 4 and int(name[2:]) < 75:
         raise TargetError(
-            f"target: expected one of {allowed}, got {text!r}. CUDA 13 starts at sm75 (Turing), "
-            "so older GPUs can't be built for."
+            f"{expected} CUDA 13 starts at sm75 (Turing), so older GPUs can't be built for."
         )
-    near = difflib.get_close_matches(name, TARGETS, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise TargetError(f"target: expected one of {allowed}, native, got {text!r}.{hint}")
+    near = _lower_targets(name) or difflib.get_close_matches(name, [*TARGETS, NATIVE], n=1)
+    raise TargetError(f"{expected} Did you mean {near[0]!r}?" if near else expected)
 
 
-def parse_targets(text: str) -> tuple[Target, ...]:
-    """The targets of a list such as ``"8.0;9.0a"`` or ``"sm80,sm90"``, without repeats."""
+def _lower_targets(name: str) -> list[str]:
+    """Targets of ``name``'s major version, the highest first: sm81 gives sm80."""
+    major = f"sm{name[2:-1]}" if name[2:].isdecimal() else "none"
+    return [t.name for t in reversed(TARGETS.values()) if t.name[:-1] == major and t.name < name]
+
+
+def parse_targets(text: str, native: Target | None = None) -> tuple[Target, ...]:
+    """The targets of a list such as ``"8.0;9.0a"`` or ``"sm80,native"``, without repeats.
+
+    Raises:
+        TargetError: as `parse_target`, or for an empty list.
+    """
     parts = [part for part in re.split(r"[;,\s]+", text) if part]
     if not parts:
-        raise TargetError(f"target: expected one of {', '.join(TARGETS)}, native, got {text!r}.")
-    return tuple(dict.fromkeys(parse_target(part) for part in parts))
+        raise TargetError(f"target: expected one of {', '.join(TARGETS)}, got {text!r}.")
+    return tuple(dict.fromkeys(parse_target(part, native) for part in parts))
 
 
 def target_for_capability(major: int, minor: int) -> Target:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 
 from .errors import SpecError
 
 DTYPES = ("fp16", "bf16", "fp32", "fp64")
+GPU_DTYPES = ("fp16", "bf16")
+"""Those that tensor cores take; the others run on target cpu only."""
 PASSES = ("forward", "backward")
 PASS_PREFIX = {"forward": "fwd", "backward": "bwd"}
 MAX_HEAD_DIM = 256
@@ -56,44 +59,78 @@ class Variant:
 
 
 _KEY = re.compile(
-    r"^d(?P<qk>\d+)(?:v(?P<v>\d+))?-(?P<dtype>[a-z0-9]+)(?P<causal>-causal)?"
-    r"(?P<dropout>-dropout(?P<bits>16)?)?(?P<det>-det)?$"
+    r"d(?P<qk>[0-9]+)(?:v(?P<v>[0-9]+))?-(?P<dtype>[a-z0-9]+)(?P<causal>-causal)?"
+    r"(?P<dropout>-dropout(?P<bits>16)?)?(?P<det>-det)?"
+)
+_KEY_FORM = (
+    "a key such as d128-bf16-causal or d128v64-fp16-causal-dropout-det "
+    "(in this order: dNN or dNNvNN, dtype, causal, dropout or dropout16, det)"
 )
 
 
 def parse_key(key: str) -> Variant:
     """The variant that a key of presets names; ``parse_key(v.key) == v`` for each of them.
 
+    Only the canonical spelling is a key, so that one variant has one name in caches and logs.
+
     Raises:
-        SpecError: when ``key`` is not of the form of a key, or names an illegal size or dtype.
+        SpecError: when ``key`` is not of the form of a key, names an illegal size or dtype, or is
+            not the canonical spelling, which the message then gives.
     """
-    match = _KEY.match(key)
+    match = _KEY.fullmatch(key)
     if not match:
+        near = canonical_key(key)
+        hint = f" Did you mean {near!r}?" if near else ""
+        raise SpecError(f"{key}: expected {_KEY_FORM}, got {key!r}.{hint}")
+    if match["dtype"] not in DTYPES:
+        near_dtype = difflib.get_close_matches(match["dtype"], DTYPES, n=1)
+        hint = f" Did you mean {near_dtype[0]!r}?" if near_dtype else ""
         raise SpecError(
-            f"{key}: expected a key such as d128-bf16-causal or d128v64-fp16-causal-dropout-det "
-            "(order: dNN[vNN], dtype, causal, dropout or dropout16, det)."
+            f"{key}: dtype: expected one of {', '.join(DTYPES)}, got {match['dtype']!r}.{hint}"
         )
-    head_dim = int(match["qk"])
-    head_dim_v = int(match["v"] or head_dim)
+    sizes = match["qk"], match["v"] or match["qk"]
+    head_dim, head_dim_v = (int(size[-9:]) for size in sizes)  # no size needs more digits
     for size in (head_dim, head_dim_v):
         check_head_dim(size, where=key)
-    if match["dtype"] not in DTYPES:
-        raise SpecError(f"{key}: dtype: expected one of {', '.join(DTYPES)}, got {match['dtype']}.")
     bits = 0 if not match["dropout"] else int(match["bits"] or 8)
-    return Variant(
+    variant = Variant(
         head_dim, head_dim_v, match["dtype"], bool(match["causal"]), bits, bool(match["det"])
     )
+    if variant.key != key:
+        raise SpecError(f"{key}: expected the key {variant.key!r}, got {key!r}. Write it so.")
+    return variant
+
+
+def canonical_key(text: str) -> str:
+    """The key that ``text`` is likely to mean, whatever its order, case and marks; "" if none.
+
+    ``D128_causal_bf16`` gives ``d128-bf16-causal``.
+    """
+    parts = set(re.split(r"[-_\s,]+", text.strip().lower()))
+    sizes = [p for p in parts if re.fullmatch(r"d[0-9]{1,3}(v[0-9]{1,3})?", p)]
+    dtypes = [p for p in parts if p in DTYPES]
+    rest = parts - set(sizes) - set(dtypes)
+    if len(sizes) != 1 or len(dtypes) != 1 or not rest <= {"causal", "dropout", "dropout16", "det"}:
+        return ""
+    head_dim, _, head_dim_v = sizes[0][1:].partition("v")
+    bits = 16 if "dropout16" in rest else 8 * ("dropout" in rest)
+    qk, v = int(head_dim), int(head_dim_v or head_dim)
+    return Variant(qk, v, dtypes[0], "causal" in rest, bits, "det" in rest).key
 
 
 def check_head_dim(size: int, where: str) -> None:
     """Raise a SpecError unless ``size`` is a multiple of 8 from 8 to 256."""
     if size % HEAD_DIM_STEP or not HEAD_DIM_STEP <= size <= MAX_HEAD_DIM:
-        padded = min(MAX_HEAD_DIM, max(8, -(-size // HEAD_DIM_STEP) * HEAD_DIM_STEP))
-        remedy = (
-            f"Pad the head dimension to {padded}."
-            if size <= MAX_HEAD_DIM
-            else "Split the head: larger heads than 256 have no kernel."
-        )
         raise SpecError(
-            f"{where}: head_dim: expected a multiple of 8 from 8 to 256, got {size}. {remedy}"
+            f"{where}: head_dim: expected a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_STEP} to "
+            f"{MAX_HEAD_DIM}, got {size}. {head_dim_remedy(size)}"
         )
+
+
+def head_dim_remedy(size: int) -> str:
+    """What to do about a head size that has no kernel, one sentence."""
+    if size > MAX_HEAD_DIM:
+        return f"Split the head: larger heads than {MAX_HEAD_DIM} have no kernel."
+    if size < 1:
+        return "Give the number of elements of a row."
+    return f"Pad the head dimension to {-(-size // HEAD_DIM_STEP) * HEAD_DIM_STEP}."
