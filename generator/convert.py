@@ -18,7 +18,7 @@ from .spec_fields import (
     Pin,
     SpecFields,
 )
-from .variant import DTYPES, head_dim_remedy
+from .variant import DTYPES, PASSES, SPELLINGS, head_dim_remedy
 from .version import VERSION
 from .yaml_source import Document, Path
 
@@ -29,18 +29,6 @@ _YAML_1_1: Final = {"yes": "true", "on": "true", "y": "true"} | {
     "no": "false",
     "off": "false",
     "n": "false",
-}
-_FOREIGN_DTYPES: Final = {
-    "float16": "fp16",
-    "half": "fp16",
-    "f16": "fp16",
-    "bfloat16": "bf16",
-    "float32": "fp32",
-    "float": "fp32",
-    "f32": "fp32",
-    "float64": "fp64",
-    "double": "fp64",
-    "f64": "fp64",
 }
 
 
@@ -170,8 +158,8 @@ def _remedy(document: Document, path: Path, field: str) -> str:
     if field in ("head_dim", "causal", "dropout", "deterministic"):
         unquoted = value.isdecimal() or value in ("true", "false")
         return " Write it without quotes." if unquoted else ""
-    words = {"dtype": DTYPES, "passes": ("forward", "backward")}.get(field, ())
-    guess = _FOREIGN_DTYPES.get(value.lower().removeprefix("torch."), "")
+    words = {"dtype": DTYPES, "passes": PASSES}.get(field, ())
+    guess = SPELLINGS.get(value.lower().removeprefix("torch."), "")
     near = [guess] if guess in words else difflib.get_close_matches(value.lower(), words, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 

@@ -17,6 +17,18 @@ MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 8
 
 
+SPELLINGS = {
+    **dict.fromkeys(("float16", "half", "f16"), "fp16"),
+    **dict.fromkeys(("bfloat16", "bfp16"), "bf16"),
+    **dict.fromkeys(("float32", "float", "f32"), "fp32"),
+    **dict.fromkeys(("float64", "double", "f64"), "fp64"),
+    "deterministic": "det",
+}
+"""Other systems' words for ours: never accepted, but a message then names the right one."""
+
+_MARKS = ("causal", "dropout", "dropout16", "det")
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One attention function. Everything that changes its result is a field, and is in its key.
@@ -102,20 +114,28 @@ def parse_key(key: str) -> Variant:
 
 
 def canonical_key(text: str) -> str:
-    """The key that ``text`` is likely to mean, whatever its order, case and marks; "" if none.
+    """The key that ``text`` is likely to mean, whatever its order, case and slips; "" if none.
 
-    ``D128_causal_bf16`` gives ``d128-bf16-causal``.
+    ``D128_casual_bfloat16`` gives ``d128-bf16-causal``.
     """
-    parts = set(re.split(r"[-_\s,]+", text.strip().lower()))
-    sizes = [p for p in parts if re.fullmatch(r"d[0-9]{1,3}(v[0-9]{1,3})?", p)]
-    dtypes = [p for p in parts if p in DTYPES]
-    rest = parts - set(sizes) - set(dtypes)
-    if len(sizes) != 1 or len(dtypes) != 1 or not rest <= {"causal", "dropout", "dropout16", "det"}:
+    size = ""
+    words: set[str] = set()
+    for part in re.split(r"[-_\s,]+", text.strip().lower()):
+        if not size and re.fullmatch(r"d[0-9]{1,3}(v[0-9]{1,3})?", part):
+            size = part
+            continue
+        word = SPELLINGS.get(part, part)
+        near = difflib.get_close_matches(word, (*DTYPES, *_MARKS), n=1, cutoff=0.7)
+        if not near:
+            return ""
+        words.add(near[0])
+    dtypes = words.intersection(DTYPES)
+    if not size or len(dtypes) != 1:
         return ""
-    head_dim, _, head_dim_v = sizes[0][1:].partition("v")
-    bits = 16 if "dropout16" in rest else 8 * ("dropout" in rest)
+    head_dim, _, head_dim_v = size[1:].partition("v")
+    bits = 16 if "dropout16" in words else 8 * ("dropout" in words)
     qk, v = int(head_dim), int(head_dim_v or head_dim)
-    return Variant(qk, v, dtypes[0], "causal" in rest, bits, "det" in rest).key
+    return Variant(qk, v, dtypes.pop(), "causal" in words, bits, "det" in words).key
 
 
 def check_head_dim(size: int, where: str) -> None:

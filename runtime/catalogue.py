@@ -1,0 +1,198 @@
+"""Spec files -> Catalogue: the shipped specs and the user's, found by key, name or file.
+
+Imports neither torch nor a compiler: `flashgen list` answers at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ..generator.errors import SpecError
+from ..generator.spec import Spec, load_specs
+from ..generator.variant import Variant, canonical_key, parse_key
+from ..generator.yaml_source import decode
+from . import knobs, paths
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """One variant and the spec that stands for it."""
+
+    variant: Variant
+    spec: Spec
+
+    @property
+    def key(self) -> str:
+        """The variant's key."""
+        return self.variant.key
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Every variant of the specs at hand.
+
+    Attributes:
+        entries: one for each key, in the order of the files.
+        specs: all specs, in the order read.
+
+    Where several specs list one key, the last one read gives its passes, arch and tuning: a
+    user's folder comes after the shipped specs, an argument's after FLASHGEN_SPECS, so that a
+    spec of one's own takes the place of a shipped one. A spec's name still gives that spec.
+    """
+
+    specs: tuple[Spec, ...]
+
+    @classmethod
+    def load(cls, extra: Iterable[Path] = ()) -> Catalogue:
+        """Read the shipped specs, then FLASHGEN_SPECS, then ``extra`` (folders or files).
+
+        Folders are read recursively, ``*.yaml`` and ``*.yml``, in the order of their paths.
+
+        Raises:
+            SpecError: on the first spec that is wrong, or a folder that isn't there.
+        """
+        places = (paths.shipped_specs(), *knobs.SPECS.get(), *extra)
+        files = dict.fromkeys(file for place in places for file in _spec_files(place))
+        return cls(tuple(spec for file in files for spec in read_spec_file(file)))
+
+    @cached_property
+    def entries(self) -> tuple[CatalogueEntry, ...]:
+        """One entry for each key; the last spec that lists a key gives it."""
+        by_key: dict[str, CatalogueEntry] = {}
+        for spec in self.specs:
+            for variant in spec.variants:
+                by_key[variant.key] = CatalogueEntry(variant, spec)
+        return tuple(by_key.values())
+
+    def find(self, name: str) -> tuple[CatalogueEntry, ...]:
+        """The entries that ``name`` stands for; never none.
+
+        Args:
+            name: a key; a spec's name; a spec file's path, with ``:NAME`` behind it for one of
+                the specs in it. A key that no spec lists is parsed, and its entry's spec is an
+                empty one. Keys come first, then names, then files.
+
+        Raises:
+            SpecError: when it is none of these; gives the nearest keys and names.
+        """
+        for entry in self.entries:
+            if entry.key == name:
+                return (entry,)
+        named = tuple(
+            CatalogueEntry(variant, spec)
+            for spec in self.specs
+            if spec.name == name
+            for variant in spec.variants
+        )
+        if named:
+            # names of two files that agree stand for both; a key in both is the later one's
+            return tuple({entry.key: entry for entry in named}.values())
+        if _looks_like_a_file(name):
+            return _entries_of_file(name)
+        return (self._parsed(name),)
+
+    def find_one(self, name: str) -> CatalogueEntry:
+        """The one entry that ``name`` stands for.
+
+        Raises:
+            SpecError: as `find`, or when it stands for several; lists their keys.
+        """
+        found = self.find(name)
+        if len(found) > 1:
+            raise SpecError(
+                f"{name}: expected a name of one variant, got one of {len(found)}: "
+                f"{', '.join(entry.key for entry in found)}. Use one of these keys."
+            )
+        return found[0]
+
+    def _parsed(self, name: str) -> CatalogueEntry:
+        try:
+            variant = parse_key(name)
+        except SpecError as error:
+            raise SpecError(self._unknown(name, error)) from None
+        return CatalogueEntry(variant, Spec(variant.key, "<key>", 1, (variant,)))
+
+    def _unknown(self, name: str, error: SpecError) -> str:
+        """Why ``name`` is nothing, with what it may have meant."""
+        if canonical_key(name) or (name[:1] == "d" and name[1:2].isdecimal()):
+            return str(error)  # a key, with a mistake that parse_key explains
+        known = list(
+            dict.fromkeys(
+                [spec.name for spec in self.specs] + [entry.key for entry in self.entries]
+            )
+        )
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(near)}?" if near else "`flashgen list` shows them."
+        return (
+            f"{name}: expected a key such as d128-bf16-causal, a spec's name or a YAML file, "
+            f"got {name!r}. {hint}"
+        )
+
+
+def read_spec_file(file: Path) -> tuple[Spec, ...]:
+    """The specs of one file.
+
+    Raises:
+        SpecError: when it can't be read, or is wrong; starts with the file.
+    """
+    try:
+        data = file.read_bytes()
+    except IsADirectoryError:
+        raise SpecError(f"{file}: expected a YAML file, got a directory.") from None
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise SpecError(f"{file}: expected a readable YAML file, got: {reason}.") from None
+    return load_specs(decode(data, str(file)), str(file))
+
+
+def _spec_files(place: Path) -> Iterator[Path]:
+    """The YAML files below a folder, sorted by path, or the file itself."""
+    if place.is_dir():
+        found = (p for p in place.rglob("*") if p.suffix in (".yaml", ".yml") and p.is_file())
+        yield from sorted(found)
+    elif place.exists():
+        yield place
+    else:
+        raise SpecError(
+            f"{place}: expected a folder of specs, got none. "
+            f"Check --specs and {knobs.SPECS.name}, or create it."
+        )
+
+
+def _looks_like_a_file(name: str) -> bool:
+    path, _, _ = _split_file(name)
+    return path.suffix in (".yaml", ".yml") or path.is_dir() or "/" in name
+
+
+def _split_file(name: str) -> tuple[Path, str, str]:
+    """``path.yaml:NAME`` in its parts; a colon elsewhere belongs to the path."""
+    head, colon, tail = name.rpartition(":")
+    if colon and Path(head).suffix in (".yaml", ".yml") and "/" not in tail:
+        return Path(head), colon, tail
+    return Path(name), "", ""
+
+
+def _entries_of_file(name: str) -> tuple[CatalogueEntry, ...]:
+    path, colon, wanted = _split_file(name)
+    specs = read_spec_file(path.expanduser())
+    entries = {
+        (spec.name, variant.key): CatalogueEntry(variant, spec)
+        for spec in specs
+        for variant in spec.variants
+    }
+    if not colon:
+        return tuple({entry.key: entry for entry in entries.values()}.values())
+    chosen = [e for (label, key), e in entries.items() if wanted in (label, key)]
+    if not chosen:
+        labels = list(dict.fromkeys(label for pair in entries for label in pair))
+        near = difflib.get_close_matches(wanted, labels, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise SpecError(
+            f"{name}: expected a name or key of that file ({', '.join(labels[:20])}), "
+            f"got {wanted!r}.{hint}"
+        )
+    return tuple({entry.key: entry for entry in chosen}.values())
