@@ -1,0 +1,83 @@
+// Matrices whose columns lie on SIMD lanes, and the matrix product on them.
+//
+// A panel is a matrix [rows][kWidth]: kWidth queries (or keys) side by side, each a lane of one of
+// kVecs vectors. With queries on lanes the scores are S^T = K Q^T, so that row statistics are
+// plain vectors, K and V are read in their own order, and nothing is ever reduced across lanes.
+#pragma once
+
+#include "cpu/simd.h"
+
+namespace flashgen {
+
+// kRows x kVecs accumulators stay in registers: with kVecs operand vectors and one broadcast they
+// must fit the register file (4 x 3 + 3 + 1 = 16 for AVX2, 8 x 3 + 3 + 1 = 28 of 32 for AVX-512).
+template <typename T, int kVectorBytes, int kRows, int kVecs>
+struct BasicPanel {
+    using S = Simd<T, kVectorBytes>;
+    using Vec = typename S::Vec;
+    using Int = typename S::Int;
+    using Mask = typename S::Mask;
+    static constexpr int kBlockRows = kRows;
+    static constexpr int kNumVecs = kVecs;
+    static constexpr int kLanes = S::kLanes;
+    static constexpr int kWidth = kVecs * S::kLanes;
+
+    // store(row, vec, sum) for sum = A B, with A(row, step) = a[row * kRowStride + step *
+    // kStepStride] and B(step, lane) = b[step * kWidth + lane]. Rows are rounded up to a multiple
+    // of kRows: what lies past the last one must be readable, and its results are meaningless.
+    template <int kRowStride, int kStepStride, typename Store>
+    static inline void multiply(const T* a, const T* b, int rows, int steps, Store store) {
+        for (int row = 0; row < rows; row += kRows) {
+            Vec sum[kRows][kVecs] = {};
+            const T* a_step = a + row * kRowStride;
+            const T* b_step = b;
+            for (int step = 0; step < steps; ++step, a_step += kStepStride, b_step += kWidth) {
+                Vec operand[kVecs];
+#pragma GCC unroll 8
+                for (int j = 0; j < kVecs; ++j) operand[j] = S::load(b_step + j * kLanes);
+#pragma GCC unroll 8
+                for (int i = 0; i < kRows; ++i) {
+                    const T scalar = a_step[i * kRowStride];
+#pragma GCC unroll 8
+                    for (int j = 0; j < kVecs; ++j) sum[i][j] += scalar * operand[j];
+                }
+            }
+#pragma GCC unroll 8
+            for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
+                for (int j = 0; j < kVecs; ++j) store(row + i, j, sum[i][j]);
+            }
+        }
+    }
+
+    // c = factor * A B
+    template <int kRowStride, int kStepStride>
+    static void product(const T* a, const T* b, int rows, int steps, T factor, T* c) {
+        multiply<kRowStride, kStepStride>(a, b, rows, steps, [=](int row, int j, Vec sum) {
+            S::store(c + row * kWidth + j * kLanes, factor * sum);
+        });
+    }
+
+    // c += A B
+    template <int kRowStride, int kStepStride>
+    static void add_product(const T* a, const T* b, int rows, int steps, T* c) {
+        multiply<kRowStride, kStepStride>(a, b, rows, steps, [=](int row, int j, Vec sum) {
+            T* at = c + row * kWidth + j * kLanes;
+            S::store(at, S::load(at) + sum);
+        });
+    }
+
+    // c = c diag(factors) + A B, factors [kWidth]
+    template <int kRowStride, int kStepStride>
+    static void rescale_add_product(const T* a, const T* b, int rows, int steps, const T* factors,
+                                    T* c) {
+        Vec factor[kVecs];
+        for (int j = 0; j < kVecs; ++j) factor[j] = S::load(factors + j * kLanes);
+        multiply<kRowStride, kStepStride>(a, b, rows, steps, [&](int row, int j, Vec sum) {
+            T* at = c + row * kWidth + j * kLanes;
+            S::store(at, S::load(at) * factor[j] + sum);
+        });
+    }
+};
+
+}  // namespace flashgen

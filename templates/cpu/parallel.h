@@ -1,0 +1,58 @@
+// Threads and their scratch memory.
+#pragma once
+
+#include <omp.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "host/attention_args.h"
+
+namespace flashgen {
+
+// Whether this process was forked after this library was loaded. A forked child inherits libgomp's
+// record of its threads but not the threads, and would wait for them forever.
+inline std::atomic<bool> g_forked{false};
+
+struct ForkWatch {
+    ForkWatch() {
+        pthread_atfork(nullptr, nullptr, [] { g_forked.store(true); });
+    }
+};
+inline ForkWatch g_fork_watch;
+
+inline int thread_count(int64_t tasks) {
+    if (g_forked.load()) return 1;
+    return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(omp_get_max_threads(), tasks)));
+}
+
+// One `Scratch` for each thread; allocated before the threads start, so that a failure is an
+// exception in Python.
+template <typename Scratch>
+class PerThread {
+  public:
+    explicit PerThread(int threads)
+        : data_(static_cast<Scratch*>(aligned_alloc(alignof(Scratch), sizeof(Scratch) * threads))) {
+    }
+    ~PerThread() { free(data_); }
+    PerThread(const PerThread&) = delete;
+    PerThread& operator=(const PerThread&) = delete;
+
+    bool ok() const { return data_ != nullptr; }
+    Scratch& mine() const { return data_[omp_get_thread_num()]; }
+
+  private:
+    Scratch* data_;
+};
+
+inline bool check_host(Arguments& in, const AttentionArgs& a) {
+    if (in.ok() && a.device.device_type != kDLCPU) {
+        in.fail("ValueError", "%s: expected tensors on the CPU, got device type %d", in.function(),
+                a.device.device_type);
+    }
+    return in.ok();
+}
+
+}  // namespace flashgen

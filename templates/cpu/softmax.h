@@ -1,0 +1,49 @@
+// Softmax of a panel of scores [keys][lanes]: every query is a lane.
+#pragma once
+
+#include "cpu/panel.h"
+
+namespace flashgen {
+
+// One step of the online softmax over `keys` more scores of each query. Scores become
+// P = exp(S - row_max); `rescale` is what earlier sums of P must be multiplied by. row_max,
+// row_sum and rescale are [kWidth]; a query that has seen no key has row_max -inf, row_sum 0.
+template <typename Panel, typename T>
+inline void online_softmax(T* scores, int keys, T* row_max, T* row_sum, T* rescale) {
+    using S = typename Panel::S;
+    using Vec = typename S::Vec;
+    constexpr int kVecs = Panel::kNumVecs;
+    const Vec lowest = S::broadcast(-std::numeric_limits<T>::infinity());
+    Vec new_max[kVecs], sum[kVecs];
+    for (int j = 0; j < kVecs; ++j) new_max[j] = S::load(row_max + j * S::kLanes);
+    for (int n = 0; n < keys; ++n) {
+#pragma GCC unroll 8
+        for (int j = 0; j < kVecs; ++j) {
+            new_max[j] =
+                S::max(S::load(scores + n * Panel::kWidth + j * S::kLanes), new_max[j]);
+        }
+    }
+    for (int j = 0; j < kVecs; ++j) {
+        const Vec old_max = S::load(row_max + j * S::kLanes);
+        S::store(row_max + j * S::kLanes, new_max[j]);
+        // -inf - -inf is NaN: a query without keys keeps exp(-inf - 0) = 0
+        new_max[j] = new_max[j] == lowest ? Vec{} : new_max[j];
+        S::store(rescale + j * S::kLanes, S::exp(old_max - new_max[j]));
+        sum[j] = Vec{};
+    }
+    for (int n = 0; n < keys; ++n) {
+#pragma GCC unroll 8
+        for (int j = 0; j < kVecs; ++j) {
+            T* at = scores + n * Panel::kWidth + j * S::kLanes;
+            const Vec p = S::exp(S::load(at) - new_max[j]);
+            S::store(at, p);
+            sum[j] += p;
+        }
+    }
+    for (int j = 0; j < kVecs; ++j) {
+        T* at = row_sum + j * S::kLanes;
+        S::store(at, S::load(at) * S::load(rescale + j * S::kLanes) + sum[j]);
+    }
+}
+
+}  // namespace flashgen
