@@ -21,6 +21,11 @@ class SmemBuffer:
     size_bytes: int
     purpose: str
 
+    @property
+    def constant(self) -> str:
+        """The name of its offset in the kernel: ``kQOffset``."""
+        return f"k{self.name.title()}Offset"
+
 
 @dataclass(frozen=True, kw_only=True)
 class KernelPlan:

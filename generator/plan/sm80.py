@@ -1,1 +1,262 @@
-"""Variant -> plan of the cpu family."""
+"""Variant -> plan of the sm80 family: mma.sync m16n8k16, ldmatrix, cp.async."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..arch import Target
+from ..errors import PlanError
+from ..variant import Variant
+from .base import KernelPlan, SmemBuffer
+
+_ELEMENT = {"fp16": "Fp16", "bf16": "Bf16"}
+_DL_CODE = {"fp16": "kDLFloat", "bf16": "kDLBfloat"}
+_ROW_PADDING = 8  # elements; see templates/device/tile.cuh
+_ELEMENT_BYTES = 2
+_OVERHEAD_REGISTERS = 48  # addresses, row statistics, operands in flight: measured with ptxas
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _tile_bytes(rows: int, cols: int) -> int:
+    return rows * (cols + _ROW_PADDING) * _ELEMENT_BYTES
+
+
+def _stack(buffers: list[tuple[str, int, str]]) -> tuple[SmemBuffer, ...]:
+    """The buffers one after another, each 128-byte aligned."""
+    placed, offset = [], 0
+    for name, size, purpose in buffers:
+        placed.append(SmemBuffer(name, offset, size, purpose))
+        offset = _round_up(offset + size, 128)
+    return tuple(placed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sm80Plan(KernelPlan):
+    """What both passes of the family decide.
+
+    Attributes:
+        num_warps: warps of a thread block.
+        min_blocks: thread blocks that shall fit on a multiprocessor (bounds the registers).
+    """
+
+    num_warps: int
+    min_blocks: int = 1
+
+    pins: ClassVar[tuple[str, ...]] = ("tile_m", "tile_n", "num_warps", "min_blocks")
+
+    @property
+    def padded_qk(self) -> int:
+        """head_dim rounded up to the depth of a tensor-core product."""
+        return _round_up(self.variant.head_dim, 16)
+
+    @property
+    def padded_v(self) -> int:
+        """head_dim_v rounded up likewise."""
+        return _round_up(self.variant.head_dim_v, 16)
+
+    @property
+    def element(self) -> str:
+        """The element type in templates/device/element.cuh."""
+        return _ELEMENT[self.variant.dtype]
+
+    @property
+    def dl_code(self) -> str:
+        """The element type's DLPack code."""
+        return _DL_CODE[self.variant.dtype]
+
+    @property
+    def compile_flags(self) -> tuple[str, ...]:
+        """Nvcc's flags: native code for the target and PTX for what comes after it."""
+        arch = self.target.nvcc_arch.rstrip("a")
+        return (
+            "-std=c++17",
+            "-O3",
+            "-lineinfo",
+            "--ptxas-options=-v",
+            f"-gencode=arch=compute_{arch},code=[sm_{arch},compute_{arch}]",
+        )
+
+    @property
+    def max_registers(self) -> int:
+        """Registers that a thread may have when ``min_blocks`` blocks share a multiprocessor."""
+        threads = 32 * self.num_warps * self.min_blocks
+        return min(self.target.max_registers, self.target.registers_per_sm // threads // 8 * 8)
+
+    def check(self) -> KernelPlan:
+        """This plan, once tiles, registers and shared memory are known to be legal."""
+        if self.num_warps < 1 or 32 * self.num_warps > 1024:
+            raise PlanError(
+                f"plan: {self.name}: expected 1 to 32 warps, got {self.num_warps}. "
+                "Lower num_warps."
+            )
+        if self.variant.dropout and (self.tile_m % 16 or self.tile_n % 32):
+            raise PlanError(
+                f"plan: {self.name}: dropout works on blocks of 16x32, got tile "
+                f"{self.tile_m}x{self.tile_n}. Use a multiple."
+            )
+        if self.registers_estimate > self.max_registers:
+            raise PlanError(
+                f"plan: {self.name}: tile {self.tile_m}x{self.tile_n} needs about "
+                f"{self.registers_estimate} registers a thread, {self.target.name} allows "
+                f"{self.max_registers} with {self.min_blocks} block(s) of {self.num_warps} warps. "
+                "Lower tile_m or tile_n, or raise num_warps."
+            )
+        return super().check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sm80ForwardPlan(Sm80Plan):
+    """Forward: warps are stacked on the queries, K and V have one stage each."""
+
+    @property
+    def smem(self) -> tuple[SmemBuffer, ...]:
+        """Q (later the output), K and V, one stage each: K(i - 1) loads while V(i) is used."""
+        q_bytes = _tile_bytes(self.tile_m, max(self.padded_qk, self.padded_v))
+        return _stack(
+            [
+                ("q", q_bytes, "Q, then the output"),
+                ("k", _tile_bytes(self.tile_n, self.padded_qk), "one tile of K"),
+                ("v", _tile_bytes(self.tile_n, self.padded_v), "one tile of V"),
+            ]
+        )
+
+    @property
+    def registers_estimate(self) -> int:
+        """Accumulators of the output and the scores, and the overhead."""
+        rows = self.tile_m // self.num_warps
+        return rows * (self.padded_v + self.tile_n) // 32 + _OVERHEAD_REGISTERS
+
+    def check(self) -> KernelPlan:
+        """This plan, once its tiles divide among the warps."""
+        if self.tile_m % (16 * self.num_warps) or self.tile_n % 16 or self.tile_n < 16:
+            raise PlanError(
+                f"plan: {self.name}: expected tile_m in multiples of {16 * self.num_warps} "
+                f"(16 rows a warp) and tile_n in multiples of 16, got "
+                f"{self.tile_m}x{self.tile_n}."
+            )
+        return super().check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sm80BackwardPlan(Sm80Plan):
+    """Backward: a thread block owns keys, warps are stacked on them, and walks the queries.
+
+    Attributes:
+        head_splits: warps that share 16 keys, each with that part of dK's and dV's columns; above
+            1 they repeat the scores so that the accumulators fit in registers.
+        num_stages: tiles of Q and dO in flight.
+        dq_tile_n: keys of a step of the separate dQ kernel (deterministic variants).
+    """
+
+    head_splits: int = 1
+    num_stages: int = 2
+    dq_tile_n: int = 32
+
+    pins: ClassVar[tuple[str, ...]] = (*Sm80Plan.pins, "head_splits", "num_stages", "dq_tile_n")
+
+    @property
+    def smem(self) -> tuple[SmemBuffer, ...]:
+        """K and V for good, Q and dO in stages, dS to change hands between warps."""
+        stages = self.num_stages
+        buffers = [
+            ("k", _tile_bytes(self.tile_n, self.padded_qk), "K, then dK"),
+            ("v", _tile_bytes(self.tile_n, self.padded_v), "V, then dV"),
+            ("q", stages * _tile_bytes(self.tile_m, self.padded_qk), f"{stages} tiles of Q"),
+            ("dout", stages * _tile_bytes(self.tile_m, self.padded_v), f"{stages} tiles of dO"),
+            ("lse", stages * self.tile_m * 4, f"{stages} tiles of lse"),
+            ("delta", stages * self.tile_m * 4, f"{stages} tiles of delta"),
+        ]
+        if not self.variant.deterministic:
+            buffers.append(("ds", _tile_bytes(self.tile_n, self.tile_m), "dS, transposed"))
+        if self.variant.dropout:
+            keep_bytes = self.tile_m * self.tile_n // 8
+            buffers.append(("keep", keep_bytes, "dropout's keep bits"))
+        return _stack(buffers)
+
+    @property
+    def registers_estimate(self) -> int:
+        """Accumulators of dK, dV, S and dP, and the overhead."""
+        columns = (self.padded_qk + self.padded_v) / self.head_splits
+        return int(16 * (columns + 2 * self.tile_m) / 32) + _OVERHEAD_REGISTERS
+
+    def check(self) -> KernelPlan:
+        """This plan, once its tiles divide among the warps."""
+        if self.num_warps % self.head_splits or (
+            self.tile_n != 16 * self.num_warps // self.head_splits
+        ):
+            raise PlanError(
+                f"plan: {self.name}: expected tile_n = 16 * num_warps / head_splits, got "
+                f"{self.tile_n}, {self.num_warps} and {self.head_splits}."
+            )
+        if self.tile_m % 16 or self.num_warps % min(self.num_warps, self.tile_m // 16):
+            raise PlanError(
+                f"plan: {self.name}: expected tile_m in multiples of 16 that divide among "
+                f"{self.num_warps} warps, got {self.tile_m}."
+            )
+        return super().check()
+
+
+def plan(
+    variant: Variant, pass_name: str, target: Target, family: str, reason: str
+) -> Sm80Plan:
+    """The shipped plan: the first legal candidate."""
+    for candidate in candidates(variant, pass_name, target, family, reason):
+        return candidate
+    raise PlanError(
+        f"plan: {variant.key}: no {pass_name} tile fits {target.name} "
+        f"({target.max_smem_bytes} bytes of shared memory)."
+    )
+
+
+def candidates(
+    variant: Variant, pass_name: str, target: Target, family: str, reason: str
+) -> Iterator[Sm80Plan]:
+    """Every legal plan, best first."""
+    generate = _forward if pass_name == "forward" else _backward
+    for tiles in generate(variant):
+        cls = Sm80ForwardPlan if pass_name == "forward" else Sm80BackwardPlan
+        candidate = cls(
+            variant=variant,
+            pass_name=pass_name,
+            target=target,
+            family=family,
+            reason=reason,
+            **tiles,
+        )
+        try:
+            candidate.check()
+        except PlanError:
+            continue  # over a limit of this target
+        yield candidate
+
+
+def _forward(variant: Variant) -> Iterator[dict[str, int]]:
+    """Tiles in order of preference: rows per warp first, since each K and V fragment is then used
+    twice; above 128 columns two row blocks a warp no longer fit in registers."""
+    if max(variant.head_dim, variant.head_dim_v) <= 128:
+        shapes = [(128, 64, 4), (128, 32, 4), (128, 128, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4)]
+    else:
+        shapes = [(128, 64, 8), (64, 64, 4), (64, 32, 4)]
+    for tile_m, tile_n, num_warps in shapes:
+        yield {"tile_m": tile_m, "tile_n": tile_n, "num_warps": num_warps}
+
+
+def _backward(variant: Variant) -> Iterator[dict[str, int]]:
+    """Tiles in order of preference; above 128 columns two warps share their keys' columns."""
+    if max(variant.head_dim, variant.head_dim_v) <= 128:
+        shapes = [(64, 8, 1, 2), (32, 8, 1, 2), (32, 4, 1, 2), (32, 4, 1, 1)]
+    else:
+        shapes = [(64, 8, 2, 1), (32, 8, 2, 2), (32, 8, 2, 1), (32, 4, 2, 1), (16, 4, 2, 1)]
+    for tile_m, num_warps, head_splits, num_stages in shapes:
+        yield {
+            "tile_m": tile_m,
+            "tile_n": 16 * num_warps // head_splits,
+            "num_warps": num_warps,
+            "head_splits": head_splits,
+            "num_stages": num_stages,
+        }

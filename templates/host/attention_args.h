@@ -100,6 +100,8 @@ inline void check_sizes(Arguments& in, AttentionArgs& a, const AttentionTypes& t
     if (a.rng_state.ndim != 0) in.check_size("rng_state", a.rng_state, 0, 2);
 }
 
+constexpr int32_t kForwardArgs = 8;
+constexpr int32_t kBackwardArgs = 14;
 constexpr DLDataType kInt64Type = {kDLInt, 64, 1};
 constexpr DLDataType kUint8Type = {kDLUInt, 8, 1};
 

@@ -1,0 +1,145 @@
+// A tile of 16-bit elements in shared memory: how it is stored, filled, read as mma fragments and
+// written back.
+//
+// Rows are padded by 16 bytes. A row is then an odd number of 16-byte chunks, so the eight rows of
+// an ldmatrix phase fall into eight different bank groups: no conflicts at any head_dim, and every
+// fragment address is a base plus an immediate, where an XOR swizzle needs a power of two and an
+// instruction per address.
+#pragma once
+
+#include "device/element.cuh"
+#include "device/ptx.cuh"
+
+namespace flashgen {
+
+// kRows x kCols elements; columns from kCols up to kStride are padding. kCols is a multiple of 16.
+template <int kRows_, int kCols_>
+struct SmemTile {
+    static constexpr int kRows = kRows_;
+    static constexpr int kCols = kCols_;
+    static constexpr int kStride = kCols + 8;  // elements
+    static constexpr int kBytes = kRows * kStride * 2;
+    static_assert(kCols % 16 == 0, "a fragment is 16 elements deep");
+
+    uint32_t base;  // address in shared memory
+
+    __device__ __forceinline__ uint32_t at(int row, int col) const {
+        return base + (row * kStride + col) * 2;
+    }
+
+    // Element (row, col) of each accessor below is the top left of a 16 x 16 block.
+
+    // The block as the A operand of a product: A[m, k] = tile[row + m, col + k].
+    __device__ __forceinline__ void load_a(uint32_t (&a)[4], int row, int col, int lane) const {
+        ldmatrix_x4(a, at(row + lane % 16, col + lane / 16 * 8));
+    }
+    // A[m, k] = tile[row + k, col + m].
+    __device__ __forceinline__ void load_a_trans(uint32_t (&a)[4], int row, int col,
+                                                 int lane) const {
+        ldmatrix_x4_trans(a, at(row + lane % 8 + lane / 16 * 8, col + lane / 8 % 2 * 8));
+    }
+    // The block as two B operands, b[0..1] for n < 8 and b[2..3] for n >= 8:
+    // B[k, n] = tile[row + n, col + k].
+    __device__ __forceinline__ void load_b(uint32_t (&b)[4], int row, int col, int lane) const {
+        ldmatrix_x4(b, at(row + lane % 8 + lane / 16 * 8, col + lane / 8 % 2 * 8));
+    }
+    // B[k, n] = tile[row + k, col + n].
+    __device__ __forceinline__ void load_b_trans(uint32_t (&b)[4], int row, int col,
+                                                 int lane) const {
+        ldmatrix_x4_trans(b, at(row + lane % 16, col + lane / 16 * 8));
+    }
+
+    // Stores two neighbouring elements of a row.
+    __device__ __forceinline__ void store_pair(int row, int col, uint32_t pair) const {
+        st_shared_32(at(row, col), pair);
+    }
+
+    // Starts copying rows [0, kRows) of kHeadDim elements from global memory; rows from
+    // `num_rows` up become zeros, so that nothing past a sequence's end reaches a product.
+    template <int kHeadDim, int kNumThreads, typename Element>
+    __device__ __forceinline__ void load_async(const Element* gmem, int64_t row_stride,
+                                               int num_rows) const {
+        constexpr int kChunks = kHeadDim / 8;  // of 16 bytes, a row
+        constexpr int kTotal = kRows * kChunks;
+        constexpr int kSteps = (kTotal + kNumThreads - 1) / kNumThreads;
+        if constexpr (kNumThreads % kChunks == 0) {
+            // A thread keeps its column and walks down the rows: one pointer, not one a step.
+            constexpr int kRowStep = kNumThreads / kChunks;
+            const int first_row = threadIdx.x / kChunks;
+            const int col = threadIdx.x % kChunks * 8;
+            const Element* source = gmem + first_row * row_stride + col;
+#pragma unroll
+            for (int i = 0; i < kSteps; ++i) {
+                const int row = first_row + i * kRowStep;
+                if (kTotal % kNumThreads == 0 || row < kRows) {
+                    const bool valid = row < num_rows;
+                    // An invalid row's address is never read, but must be one.
+                    cp_async_16(at(row, col), valid ? source : gmem, valid);
+                    source += kRowStep * row_stride;
+                }
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kSteps; ++i) {
+                const int chunk = threadIdx.x + i * kNumThreads;
+                const int row = chunk / kChunks;
+                const int col = chunk % kChunks * 8;
+                if (kTotal % kNumThreads == 0 || chunk < kTotal) {
+                    const bool valid = row < num_rows;
+                    cp_async_16(at(row, col), gmem + (valid ? row : 0) * row_stride + col, valid);
+                }
+            }
+        }
+    }
+
+    // Zeroes the columns from kHeadDim to kCols, which load_async never touches.
+    template <int kHeadDim, int kNumThreads>
+    __device__ __forceinline__ void clear_padding() const {
+        if constexpr (kHeadDim < kCols) {
+            static_assert(kCols - kHeadDim == 8, "head_dim is padded by one chunk at most");
+            for (int row = threadIdx.x; row < kRows; row += kNumThreads) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) st_shared_32(at(row, kHeadDim + 2 * i), 0);
+            }
+        }
+    }
+
+    // Writes rows [0, num_rows) of kHeadDim elements to global memory.
+    template <int kHeadDim, int kNumThreads, typename Element>
+    __device__ __forceinline__ void store(Element* gmem, int64_t row_stride, int num_rows) const {
+        constexpr int kChunks = kHeadDim / 8;
+        constexpr int kTotal = kRows * kChunks;
+#pragma unroll
+        for (int i = 0; i < (kTotal + kNumThreads - 1) / kNumThreads; ++i) {
+            const int chunk = threadIdx.x + i * kNumThreads;
+            const int row = chunk / kChunks;
+            const int col = chunk % kChunks * 8;
+            if (row < num_rows && (kTotal % kNumThreads == 0 || chunk < kTotal)) {
+                uint4 value;
+                asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+                             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                             : "r"(at(row, col))
+                             : "memory");
+                *reinterpret_cast<uint4*>(gmem + row * row_stride + col) = value;
+            }
+        }
+    }
+};
+
+// What a warp's lane holds of an mma.m16n8 accumulator: rows lane / 4 and lane / 4 + 8, columns
+// 2 * (lane % 4) and the next. Element i of the four is row i / 2, column i % 2 of those.
+__device__ __forceinline__ int fragment_row(int lane, int i) { return lane / 4 + i / 2 * 8; }
+__device__ __forceinline__ int fragment_col(int lane, int i) { return lane % 4 * 2 + i % 2; }
+
+// Two neighbouring accumulators [16, 8] as the A operand [16, 16] of the next product: the
+// layouts agree, so a product's result feeds the next one from registers.
+template <typename Element>
+__device__ __forceinline__ void accumulator_to_a(uint32_t (&a)[4], const float (&left)[4],
+                                                 const float (&right)[4]) {
+    a[0] = Element::pack(left[0], left[1]);
+    a[1] = Element::pack(left[2], left[3]);
+    a[2] = Element::pack(right[0], right[1]);
+    a[3] = Element::pack(right[2], right[3]);
+}
+
+}  // namespace flashgen
