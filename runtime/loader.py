@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +77,20 @@ def load_pass(
     if device is not None:
         check_device(artifact.manifest, device)
     return load_artifact(artifact)
+
+
+def load_passes(
+    requests: Sequence[BuildRequest], *, device: torch.device, cache: Cache | None = None
+) -> list[CompiledPass]:
+    """Several passes in the order of ``requests``; what the cache lacks is built together.
+
+    Raises:
+        FlashgenError: as `load_pass`.
+    """
+    artifacts = build(requests, cache=cache, progress=_log_build)
+    for artifact in artifacts:
+        check_device(artifact.manifest, device)
+    return [load_artifact(artifact) for artifact in artifacts]
 
 
 def load_artifact(artifact: Artifact) -> CompiledPass:

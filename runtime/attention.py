@@ -1,0 +1,124 @@
+"""A plain attention call -> the variant it needs, built on first use."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+from torch.nn.functional import pad
+
+from ..generator.errors import ArgumentError
+from ..generator.variant import HEAD_DIM_STEP, MAX_HEAD_DIM, Variant
+from . import arguments
+from .devices import target_of
+from .kernel import Kernel, load
+
+_DTYPE_NAMES = {dtype: name for name, dtype in arguments.TORCH_DTYPES.items()}
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    deterministic: bool = False,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(q k^T * softmax_scale) v by the kernel for these dtypes, sizes and options.
+
+    The kernel is built when a variant is first used, with one line in the log; every later call
+    and every other shape uses the same one. Head sizes that are no multiple of 8 are padded
+    with zeros, which changes no result.
+
+    Args:
+        q: (batch, seqlen_q, num_heads, head_dim); fp16 or bf16, on the CPU also fp32 and fp64.
+        k: (batch, seqlen_k, num_heads_kv, head_dim); num_heads_kv divides num_heads.
+        v: (batch, seqlen_k, num_heads_kv, head_dim_v).
+        causal: query i sees keys up to i + seqlen_k - seqlen_q (bottom-right aligned).
+        dropout_p: probability of dropping an element, rounded to a multiple of 1/256, or of
+            1/65536 where that would round to 0 or 1; torch's default generator seeds it.
+        softmax_scale: default 1 / sqrt(head_dim).
+        deterministic: every gradient is bitwise reproducible.
+        return_lse: also give lse, natural log, (batch, num_heads, seqlen_q), fp32 (fp64).
+
+    Returns:
+        out, (batch, seqlen_q, num_heads, head_dim_v), or (out, lse); both differentiable.
+
+    Raises:
+        ArgumentError: says which argument is wrong and what was expected.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 4:
+            got = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise ArgumentError(
+                f"attention: {name}: expected a tensor (batch, seqlen, heads, head_dim), got {got}."
+            )
+    head_dim, head_dim_v = q.shape[3], v.shape[3]
+    if k.shape[3] != head_dim:
+        raise ArgumentError(
+            f"attention: k: expected head_dim {head_dim} as q, got {k.shape[3]}. The layout is "
+            "(batch, seqlen, heads, head_dim)."
+        )
+    variant = Variant(
+        _padded("q", head_dim),
+        _padded("v", head_dim_v),
+        _dtype_name(q),
+        causal,
+        _dropout_bits(dropout_p),
+        deterministic,
+    )
+    kernel = _kernel(variant.key, str(q.device))
+    if softmax_scale is None:
+        softmax_scale = 1 / math.sqrt(head_dim)
+    if variant.head_dim != head_dim:
+        q, k = (pad(t, (0, variant.head_dim - head_dim)) for t in (q, k))
+    if variant.head_dim_v != head_dim_v:
+        v = pad(v, (0, variant.head_dim_v - head_dim_v))
+    out, lse = kernel(q, k, v, softmax_scale=softmax_scale, dropout_p=dropout_p, return_lse=True)
+    out = out[..., :head_dim_v] if variant.head_dim_v != head_dim_v else out
+    return (out, lse) if return_lse else out
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _kernel(key: str, device: str) -> Kernel:
+    """The kernel of ``key``, one for each kind of target; a constant to torch.compile."""
+    return _kernel_for_target(key, target_of(torch.device(device)).name, device)
+
+
+@cache
+def _kernel_for_target(key: str, target_name: str, device: str) -> Kernel:
+    return load(key, device)
+
+
+def _padded(name: str, head_dim: int) -> int:
+    """``head_dim`` rounded up to what kernels are made for."""
+    if not 1 <= head_dim <= MAX_HEAD_DIM:
+        raise ArgumentError(
+            f"attention: {name}: expected head_dim from 1 to {MAX_HEAD_DIM}, got {head_dim}. "
+            "Split the head: larger ones have no kernel."
+        )
+    return -(-head_dim // HEAD_DIM_STEP) * HEAD_DIM_STEP
+
+
+def _dtype_name(q: torch.Tensor) -> str:
+    name = _DTYPE_NAMES.get(q.dtype)
+    allowed = ("fp16", "bf16") if q.is_cuda else tuple(arguments.TORCH_DTYPES)
+    if name is None or name not in allowed:
+        names = ", ".join(str(arguments.TORCH_DTYPES[a]) for a in allowed)
+        raise ArgumentError(
+            f"attention: q: expected a dtype of {names} on {q.device}, got {q.dtype}. Convert it."
+        )
+    return name
+
+
+def _dropout_bits(dropout_p: float) -> int:
+    """The bits that give ``dropout_p`` a threshold of its own; 0 without dropout."""
+    if not 0 <= dropout_p <= 1:
+        raise ArgumentError(f"attention: dropout_p: expected a probability, got {dropout_p}.")
+    if dropout_p == 0:
+        return 0
+    return 8 if dropout_p == 1 or 1 / 512 < dropout_p < 1 - 1 / 512 else 16

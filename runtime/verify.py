@@ -1,0 +1,225 @@
+"""Catalogue entries -> rows of error and bound, by running each kernel on random data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..generator.variant import GPU_DTYPES, Variant
+from . import arguments, reference
+from .catalogue import CatalogueEntry
+from .devices import best_device
+from .kernel import Kernel
+from .philox import dropout_threshold
+
+DROPOUT_P = 0.2
+FORWARD_QUANTITIES = ("out", "lse")
+BACKWARD_QUANTITIES = ("dq", "dk", "dv")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one call."""
+
+    batch: int
+    num_heads: int
+    num_heads_kv: int
+    seqlen_q: int
+    seqlen_k: int
+
+
+SHAPES = (
+    Shape(2, 4, 2, 113, 203),  # unequal, no multiple of any tile, grouped heads
+    Shape(1, 2, 1, 257, 130),  # causal: rows without keys
+    Shape(1, 1, 1, 1, 1),
+    Shape(1, 2, 2, 128, 128),  # whole tiles
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRow:
+    """The worst of one quantity over all shapes.
+
+    Attributes:
+        key: of the variant.
+        target: what ran it.
+        pass_name: "forward" or "backward".
+        quantity: out, lse, dq, dk or dv.
+        max_error: largest absolute difference from the fp64 reference.
+        bound: what it may be by the error rule, on the same data.
+        ok: whether it was within, for every shape.
+        detail: the shape, coordinate and both values of the worst case.
+    """
+
+    key: str
+    target: str
+    pass_name: str
+    quantity: str
+    max_error: float
+    bound: float
+    ok: bool
+    detail: str = ""
+
+
+def verify(
+    entries: Sequence[CatalogueEntry],
+    device: torch.device | str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> list[VerifyRow]:
+    """One row for each key, pass and quantity; kernels that aren't built are built first.
+
+    Args:
+        entries: what to run.
+        device: where; the best of this machine by default. A dtype that has no GPU kernels runs
+            on the CPU.
+        progress: called with each key when it is done.
+    """
+    place = best_device() if device is None else torch.device(device)
+    rows: list[VerifyRow] = []
+    for entry in entries:
+        has_kernel = place.type == "cpu" or entry.variant.dtype in GPU_DTYPES
+        rows += _verify_entry(entry, place if has_kernel else torch.device("cpu"))
+        if progress is not None:
+            progress(entry.key)
+    return rows
+
+
+def _verify_entry(entry: CatalogueEntry, device: torch.device) -> Iterator[VerifyRow]:
+    kernel = Kernel(entry.variant, device, spec=entry.spec)
+    with_backward = "backward" in entry.spec.passes
+    worst: dict[str, tuple[reference.Comparison, Shape]] = {}
+    for shape in SHAPES:
+        for quantity, found in compare_call(kernel, shape, device, backward=with_backward).items():
+            if quantity not in worst or _badness(found) > _badness(worst[quantity][0]):
+                worst[quantity] = (found, shape)
+    for quantity, (found, shape) in worst.items():
+        yield VerifyRow(
+            kernel.key,
+            kernel.target.name,
+            "forward" if quantity in FORWARD_QUANTITIES else "backward",
+            quantity,
+            found.max_error,
+            found.bound,
+            found.ok,
+            f"{shape}: {found}",
+        )
+
+
+def _badness(found: reference.Comparison) -> tuple[bool, float]:
+    return not found.ok, found.max_error / found.bound if found.bound else found.max_error
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Inputs:
+    """Random tensors of one call, dout and dlse among them."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    dout: torch.Tensor
+    dlse: torch.Tensor
+
+
+def random_inputs(
+    variant: Variant, shape: Shape, device: torch.device | str, seed: int = 0, factor: float = 1.0
+) -> Inputs:
+    """Normal values times ``factor``; the same for the same ``seed`` on the same device."""
+    generator = torch.Generator(device).manual_seed(seed)
+    dtype = arguments.TORCH_DTYPES[variant.dtype]
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator, device=device) * factor
+
+    q = normal(shape.batch, shape.seqlen_q, shape.num_heads, variant.head_dim)
+    k = normal(shape.batch, shape.seqlen_k, shape.num_heads_kv, variant.head_dim)
+    v = normal(shape.batch, shape.seqlen_k, shape.num_heads_kv, variant.head_dim_v)
+    dout = normal(shape.batch, shape.seqlen_q, shape.num_heads, variant.head_dim_v)
+    dlse = normal(shape.batch, shape.num_heads, shape.seqlen_q)
+    q, k, v, dout = (t.to(device=device, dtype=dtype) for t in (q, k, v, dout))
+    return Inputs(q, k, v, dout, dlse.to(device=device, dtype=arguments.lse_dtype(dtype)))
+
+
+def compare_call(
+    kernel: Kernel,
+    shape: Shape,
+    device: torch.device | str,
+    *,
+    dropout_p: float = DROPOUT_P,
+    softmax_scale: float | None = None,
+    backward: bool = True,
+    seed: int = 0,
+    factor: float = 1.0,
+) -> dict[str, reference.Comparison]:
+    """Each quantity of one call of both passes against the reference, by name.
+
+    Args:
+        kernel: what to run.
+        shape: sizes of the random inputs.
+        device: where to run it, the reference too.
+        dropout_p: used where the variant has dropout.
+        softmax_scale: default 1 / sqrt(head_dim).
+        backward: whether to run the backward pass.
+        seed: of the inputs and of dropout.
+        factor: what the normal inputs are multiplied by.
+    """
+    variant = kernel.variant
+    data = random_inputs(variant, shape, device, seed, factor)
+    q, k, v = data.q, data.k, data.v
+    p = dropout_p if variant.dropout else 0.0
+    out, lse, rng_state = kernel.forward(
+        q, k, v, softmax_scale=softmax_scale, dropout_p=p, seed=seed, offset=4
+    )
+    ours = {"out": out, "lse": lse}
+    if backward:
+        grads = kernel.backward(
+            data.dout, q, k, v, out, lse,
+            dlse=data.dlse, softmax_scale=softmax_scale, dropout_p=p, rng_state=rng_state,
+        )  # fmt: skip
+        ours |= {"dq": grads.dq, "dk": grads.dk, "dv": grads.dv}
+    return compare_results(
+        variant, data, ours, rng_state=rng_state, dropout_p=p, softmax_scale=softmax_scale
+    )
+
+
+def compare_results(
+    variant: Variant,
+    data: Inputs,
+    ours: dict[str, torch.Tensor],
+    *,
+    rng_state: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+) -> dict[str, reference.Comparison]:
+    """Each tensor of ``ours`` (out, lse, dq, dk, dv, by name) judged by the error rule."""
+    dropout = None
+    if rng_state is not None:
+        bits = variant.dropout_bits
+        threshold = dropout_threshold(dropout_p, bits)
+        dropout = reference.Dropout.of(data.q, data.k, rng_state, threshold, bits)
+    backward = not set(ours) <= set(FORWARD_QUANTITIES)
+    ref, eager = (
+        reference.evaluate(
+            data.q,
+            data.k,
+            data.v,
+            data.dout if backward else None,
+            data.dlse if backward else None,
+            dtype=dtype,
+            causal=variant.causal,
+            softmax_scale=softmax_scale,
+            dropout=dropout,
+        )
+        for dtype in (torch.float64, data.q.dtype)
+    )
+    cancelling = reference.cancellation_magnitude(data.q, data.k, data.v, data.dout, softmax_scale)
+    return {
+        name: reference.compare(
+            tensor,
+            getattr(ref, name),
+            getattr(eager, name),
+            cancelling if name in ("dq", "dk") else 0.0,
+        )
+        for name, tensor in ours.items()
+    }
