@@ -60,7 +60,7 @@ def edge_for(job: Job, directory: Path) -> Edge:
     command = (
         str(compiler.path),
         *host,
-        *unit.plan.compile_flags,
+        *unit.flags,
         *(f"-I{path}" for path in includes),
         *("-MD", "-MF", depfile),
         unit.rendered.name,
@@ -127,7 +127,7 @@ def _manifest(job: Job, edge: Edge, seconds: float, log: str) -> Manifest:
         binding_abi=binding_abi(),
         plan=unit.plan.describe(),
         smem_bytes=unit.plan.smem_bytes,
-        flags=unit.plan.compile_flags,
+        flags=unit.flags,
         command=shlex.join(edge.command),
         resources=parse_resources(log),
         warnings=parse_warnings(log),

@@ -27,6 +27,15 @@ def best_device() -> torch.device:
     return torch.device("cpu")
 
 
+def native_targets() -> tuple[Target, ...]:
+    """The target of every CUDA device of this machine, or cpu where there is none."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = (target_of(torch.device("cuda", index)) for index in range(count))
+    return tuple(dict.fromkeys(found)) or (TARGETS["cpu"],)
+
+
 def target_of(device: torch.device) -> Target:
     """The highest target of the device's own major version that is not above it.
 

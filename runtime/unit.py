@@ -62,6 +62,11 @@ class Unit:
     source_fingerprint: str
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """The compiler's flags, all but paths."""
+        return build_flags(self.plan)
+
+    @property
     def library_name(self) -> str:
         """Name of the shared object."""
         return f"{self.plan.name}.so"
@@ -97,6 +102,12 @@ def prepare(request: BuildRequest, template_cache: Path | None = None) -> Unit:
     return Unit(request, chosen, rendered, source_fingerprint(chosen, rendered))
 
 
+def build_flags(chosen: KernelPlan) -> tuple[str, ...]:
+    """The plan's compile flags, and those that make a shared object of any source."""
+    host = ("-fPIC",) if chosen.target.is_cpu else ("-Xcompiler", "-fPIC")
+    return tuple(dict.fromkeys((*chosen.compile_flags, "-shared", *host)))
+
+
 def source_fingerprint(chosen: KernelPlan, rendered: Rendered) -> str:
     """sha256 over all that decides a binary except the compilers; file times are no part of it."""
     facts = {
@@ -104,7 +115,7 @@ def source_fingerprint(chosen: KernelPlan, rendered: Rendered) -> str:
         "flashgen": VERSION,
         "binding": binding_abi(),
         "isa": _isa(chosen.compile_flags),
-        "flags": chosen.compile_flags,
+        "flags": build_flags(chosen),
         "plan": chosen.describe(),
         "name": rendered.name,
         "source": rendered.text,

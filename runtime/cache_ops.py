@@ -1,0 +1,252 @@
+"""Cache -> its entries, sizes and faults; and what can be removed from it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..generator.arch import TARGETS
+from .atomic import TEMPORARY_SUFFIX
+from .cache import (
+    BATCHES,
+    POINTERS,
+    SERVICE_DIRECTORIES,
+    Artifact,
+    file_fault,
+    read_artifact,
+    read_pointer,
+    writing,
+)
+
+IN_USE_SECONDS = 3600.0  # a directory without a pointer may be a build that still runs
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One binary that the cache serves.
+
+    Attributes:
+        artifact: the binary.
+        pointer: the file that makes a lookup find it.
+        size_bytes: of all its files.
+    """
+
+    artifact: Artifact
+    pointer: Path
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetUsage:
+    """The share of one target: how many binaries, and their bytes with leftovers."""
+
+    target: str
+    entries: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the cache takes on disk.
+
+    Attributes:
+        root: its directory.
+        targets: the share of each target that has any.
+        other_bytes: pointers, compiled templates, locks and leftovers of ninja.
+    """
+
+    root: Path
+    targets: tuple[TargetUsage, ...]
+    other_bytes: int
+
+    @property
+    def entries(self) -> int:
+        """Binaries in the cache."""
+        return sum(t.entries for t in self.targets)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of everything below the directory."""
+        return self.other_bytes + sum(t.size_bytes for t in self.targets)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What a removal took away: paths, and their bytes together."""
+
+    paths: tuple[Path, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something wrong with an entry; the next load builds it anew.
+
+    Attributes:
+        pointer: the entry's pointer.
+        directory: where it should be; None where the pointer can't be read.
+        problem: what is wrong, one phrase.
+    """
+
+    pointer: Path
+    directory: Path | None
+    problem: str
+
+
+def entries(root: Path) -> tuple[Entry, ...]:
+    """Every binary that the cache at ``root`` serves, by target, key and pass."""
+    found = []
+    for path in _pointers(root):
+        artifact = _artifact(root, path)
+        if artifact is not None:
+            found.append(Entry(artifact, path, _size(artifact.directory)))
+    return tuple(sorted(found, key=_order))
+
+
+def usage(root: Path) -> Usage:
+    """What the cache at ``root`` takes on disk."""
+    served: dict[str, int] = {}
+    for entry in entries(root):
+        target = entry.artifact.manifest.target
+        served[target] = served.get(target, 0) + 1
+    targets = tuple(
+        TargetUsage(name, served.get(name, 0), _size(root / name))
+        for name in TARGETS
+        if (root / name).is_dir()
+    )
+    return Usage(root, targets, sum(_size(root / name) for name in SERVICE_DIRECTORIES))
+
+
+def gc(root: Path, *, older_than_seconds: float | None = None) -> Removed:
+    """Remove what no lookup can find, and on request what was built long ago.
+
+    Directories of builds that failed or were killed, replaced binaries, dead pointers and
+    leftovers of ninja go, unless they were written within the last hour.
+
+    Args:
+        root: the cache's directory.
+        older_than_seconds: also remove binaries that were built longer ago than this.
+
+    Raises:
+        CacheError: when the cache can't be written.
+    """
+    now = time.time()
+    served: set[Path] = set()
+    doomed: list[Path] = []
+    for path in _pointers(root):
+        artifact = _artifact(root, path)
+        if artifact is None or (
+            older_than_seconds is not None and now - _newest(artifact.directory) > older_than_seconds
+        ):
+            doomed.append(path)
+        else:
+            served.add(artifact.directory)
+    fresh = (lambda path: now - _newest(path) < IN_USE_SECONDS)
+    expired = older_than_seconds is not None
+    dropped = {root / p.directory for p in map(read_pointer, doomed) if p} if expired else set()
+    for directory in _build_directories(root):
+        if directory not in served and (directory in dropped or not fresh(directory)):
+            doomed.append(directory)
+    doomed += [path for path in _leftovers(root) if not fresh(path)]
+    return _remove(root, doomed)
+
+
+def remove(root: Path, key: str, *, target: str | None = None) -> Removed:
+    """Remove every binary of the variant ``key``, or those of one ``target``.
+
+    Raises:
+        CacheError: when the cache can't be written.
+    """
+    doomed: list[Path] = []
+    for entry in entries(root):
+        manifest = entry.artifact.manifest
+        if manifest.key == key and target in (None, manifest.target):
+            doomed += [entry.pointer, entry.artifact.directory]
+    return _remove(root, doomed)
+
+
+def verify(root: Path) -> tuple[Fault, ...]:
+    """Check every file of every entry against its checksum; the faults, none when all is well."""
+    faults: list[Fault] = []
+    for path in _pointers(root):
+        pointer = read_pointer(path)
+        if pointer is None:
+            faults.append(Fault(path, None, "the pointer can't be read"))
+            continue
+        directory = root / pointer.directory
+        artifact = read_artifact(root, pointer)
+        if artifact is None:
+            faults.append(Fault(path, directory, "the manifest is missing or altered"))
+            continue
+        problems = (file_fault(artifact, record.path) for record in artifact.manifest.files)
+        faults += [Fault(path, directory, problem) for problem in problems if problem]
+    return tuple(faults)
+
+
+def _pointers(root: Path) -> list[Path]:
+    return sorted((root / POINTERS).glob("*/*/*/*.json"))
+
+
+def _artifact(root: Path, path: Path) -> Artifact | None:
+    pointer = read_pointer(path)
+    return None if pointer is None else read_artifact(root, pointer)
+
+
+def _order(entry: Entry) -> tuple[str, str, str, str]:
+    manifest = entry.artifact.manifest
+    return manifest.target, manifest.key, manifest.pass_name, manifest.family
+
+
+def _build_directories(root: Path) -> Iterator[Path]:
+    """Every directory of a build; a name that is no target is left alone: it isn't ours."""
+    for name in TARGETS:
+        if (root / name).is_dir():
+            yield from (p for p in sorted((root / name).iterdir()) if p.is_dir())
+
+
+def _leftovers(root: Path) -> Iterator[Path]:
+    if (root / BATCHES).is_dir():
+        yield from sorted((root / BATCHES).iterdir())
+    for name in SERVICE_DIRECTORIES:
+        yield from sorted((root / name).rglob(f".*{TEMPORARY_SUFFIX}"))
+
+
+def _newest(path: Path) -> float:
+    """When ``path`` or anything in it was last written; 0 where it has just gone."""
+    times = []
+    for part in (path, *path.rglob("*")):
+        try:
+            times.append(part.stat().st_mtime)
+        except OSError:  # a build in another process may be moving things
+            continue
+    return max(times, default=0.0)
+
+
+def _size(path: Path) -> int:
+    total = 0
+    for part in (path, *path.rglob("*")):
+        try:
+            total += part.stat().st_size if part.is_file() else 0
+        except OSError:
+            continue
+    return total
+
+
+def _remove(root: Path, doomed: list[Path]) -> Removed:
+    """Remove ``doomed`` in its order: pointers come first, so that no lookup sees half an entry."""
+    removed: list[Path] = []
+    freed = 0
+    with writing(root):
+        for path in sorted(dict.fromkeys(doomed), key=lambda p: p.is_dir()):
+            if not path.exists():
+                continue
+            freed += _size(path)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+            removed.append(path)
+    return Removed(tuple(removed), freed)
