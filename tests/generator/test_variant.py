@@ -1,0 +1,112 @@
+"""Keys: readable, complete, canonical, and parsed back."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import fields, replace
+
+import pytest
+from flashgen.generator.errors import SpecError
+from flashgen.generator.variant import DTYPES, Variant, canonical_key, check_head_dim, parse_key
+from hypothesis import given
+from hypothesis import strategies as st
+
+SIZES = st.integers(1, 32).map(lambda n: 8 * n)
+VARIANTS = st.builds(
+    Variant,
+    head_dim=SIZES,
+    head_dim_v=SIZES,
+    dtype=st.sampled_from(DTYPES),
+    causal=st.booleans(),
+    dropout_bits=st.sampled_from([0, 8, 16]),
+    deterministic=st.booleans(),
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "variant"),
+    [
+        ("d128-bf16-causal", Variant(128, 128, "bf16", causal=True)),
+        ("d64-fp16-causal-dropout", Variant(64, 64, "fp16", causal=True, dropout_bits=8)),
+        ("d128v64-bf16-causal-det", Variant(128, 64, "bf16", True, 0, True)),
+        ("d8-fp32-dropout16", Variant(8, 8, "fp32", dropout_bits=16)),
+        ("d64v128-fp64", Variant(64, 128, "fp64")),
+    ],
+)
+def test_examples(key, variant):
+    assert variant.key == key
+    assert parse_key(key) == variant
+
+
+@given(VARIANTS)
+def test_a_key_parses_back(variant):
+    assert parse_key(variant.key) == variant
+    assert canonical_key(variant.key) == variant.key
+
+
+def test_every_field_is_in_the_key():
+    base = Variant(128, 64, "bf16", causal=True, dropout_bits=8, deterministic=True)
+    other = Variant(64, 72, "fp16")
+    for field in fields(Variant):
+        changed = replace(base, **{field.name: getattr(other, field.name)})
+        assert changed.key != base.key, field.name
+
+
+def test_no_two_variants_share_a_key():
+    sizes = (8, 64, 128)
+    every = [
+        Variant(*point)
+        for point in itertools.product(
+            sizes, sizes, DTYPES, (False, True), (0, 8, 16), (False, True)
+        )
+    ]
+    assert len({v.key for v in every}) == len(every)
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("d064-bf16", "expected the key 'd64-bf16'"),
+        ("d128v128-bf16-causal", "expected the key 'd128-bf16-causal'"),
+        ("d128v0128-bf16", "expected the key 'd128-bf16'"),
+        ("d128-causal-bf16", "Did you mean 'd128-bf16-causal'"),
+        ("D128_bf16_causal", "Did you mean 'd128-bf16-causal'"),
+        ("d128-bf16-casual", "Did you mean 'd128-bf16-causal'"),
+        ("d64-fp16-dropout-causal", "Did you mean 'd64-fp16-causal-dropout'"),
+        ("d64-bfloat16", "Did you mean 'bf16'"),
+        ("d64-fp8", "expected one of fp16, bf16, fp32, fp64"),
+        ("d64-fp16-dropout8", "Did you mean 'd64-fp16-dropout"),
+        ("d100-bf16", "Pad the head dimension to 104"),
+        ("d128v300-bf16", "Split the head"),
+        ("d0-bf16", "got 0"),
+        ("d64", "expected a key such as"),
+        ("d64-bf16\n", "expected a key such as"),
+        ("d٦٤-bf16", "expected a key such as"),
+        ("d64-bf16-window4096x0", "expected a key such as"),
+        ("", "expected a key such as"),
+        ("d" + "9" * 5000 + "-bf16", "characters"),
+    ],
+)
+def test_refusals_name_the_right_key(key, says):
+    with pytest.raises(SpecError) as caught:
+        parse_key(key)
+    assert says in str(caught.value)
+
+
+@given(st.text("dv0123456789-bfp16causaldropoutdet_", max_size=30))
+def test_what_parses_is_canonical(text):
+    try:
+        variant = parse_key(text)
+    except SpecError:
+        return
+    assert variant.key == text
+
+
+def test_head_dims():
+    for size in range(-16, 300):
+        legal = size in range(8, 257, 8)
+        if legal:
+            check_head_dim(size, where="here")
+        else:
+            with pytest.raises(SpecError, match=f"here: head_dim: .*got {size}"):
+                check_head_dim(size, where="here")
