@@ -91,7 +91,7 @@ class SpecFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     arch: Annotated[
         Target | Annotated[list[Target], _LISTED],
         Meta(description="Targets to build for by default; restricts nothing that load may build."),
-    ] = field(default_factory=list)
+    ] = field(default_factory=lambda: [])  # `list` would put [] in the schema, which is refused
     passes: Annotated[
         PassName | Annotated[list[PassName], _LISTED],
         Meta(

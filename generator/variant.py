@@ -74,6 +74,7 @@ _KEY = re.compile(
     r"d(?P<qk>[0-9]+)(?:v(?P<v>[0-9]+))?-(?P<dtype>[a-z0-9]+)(?P<causal>-causal)?"
     r"(?P<dropout>-dropout(?P<bits>16)?)?(?P<det>-det)?"
 )
+MAX_KEY_CHARS = 100
 _KEY_FORM = (
     "a key such as d128-bf16-causal or d128v64-fp16-causal-dropout-det "
     "(in this order: dNN or dNNvNN, dtype, causal, dropout or dropout16, det)"
@@ -89,6 +90,8 @@ def parse_key(key: str) -> Variant:
         SpecError: when ``key`` is not of the form of a key, names an illegal size or dtype, or is
             not the canonical spelling, which the message then gives.
     """
+    if len(key) > MAX_KEY_CHARS:
+        raise SpecError(f"{key[:20]}...: expected {_KEY_FORM}, got {len(key)} characters.")
     match = _KEY.fullmatch(key)
     if not match:
         near = canonical_key(key)
@@ -101,7 +104,7 @@ def parse_key(key: str) -> Variant:
             f"{key}: dtype: expected one of {', '.join(DTYPES)}, got {match['dtype']!r}.{hint}"
         )
     sizes = match["qk"], match["v"] or match["qk"]
-    head_dim, head_dim_v = (int(size[-9:]) for size in sizes)  # no size needs more digits
+    head_dim, head_dim_v = (int(size) for size in sizes)
     for size in (head_dim, head_dim_v):
         check_head_dim(size, where=key)
     bits = 0 if not match["dropout"] else int(match["bits"] or 8)

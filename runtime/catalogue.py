@@ -143,8 +143,8 @@ def read_spec_file(file: Path) -> tuple[Spec, ...]:
         data = file.read_bytes()
     except IsADirectoryError:
         raise SpecError(f"{file}: expected a YAML file, got a directory.") from None
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
         raise SpecError(f"{file}: expected a readable YAML file, got: {reason}.") from None
     return load_specs(decode(data, str(file)), str(file))
 
@@ -165,7 +165,7 @@ def _spec_files(place: Path) -> Iterator[Path]:
 
 def _looks_like_a_file(name: str) -> bool:
     path, _, _ = _split_file(name)
-    return path.suffix in (".yaml", ".yml") or path.is_dir() or "/" in name
+    return path.suffix in (".yaml", ".yml") or "/" in name
 
 
 def _split_file(name: str) -> tuple[Path, str, str]:

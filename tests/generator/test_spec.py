@@ -1,0 +1,270 @@
+"""Specs: what they stand for, whatever their order; and each refusal with its place and remedy."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+from flashgen.generator.errors import SpecError
+from flashgen.generator.expand import MAX_VARIANTS
+from flashgen.generator.spec import load_specs
+from flashgen.generator.spec_fields import EXPECTED, FUTURE_FIELDS, SpecFields
+from flashgen.generator.variant import Variant
+from hypothesis import given
+from hypothesis import strategies as st
+
+BASE = "head_dim: 64\ndtype: bf16\n"
+
+
+def one(text):
+    (spec,) = load_specs(text, "specs/x.yaml")
+    return spec
+
+
+def test_the_smallest_spec():
+    spec = one(BASE)
+    assert spec.name == "x"
+    assert spec.variants == (Variant(64, 64, "bf16"),)
+    assert spec.arch == ()
+    assert spec.passes == ("forward", "backward")
+    assert spec.tuning == ()
+    assert spec.where == "specs/x.yaml:1"
+
+
+def test_every_field():
+    spec = one(
+        """
+        tuning:
+          sm_90a: {backward: {tile_n: 64}}
+          sm80: {forward: {tile_m: 128, num_stages: 2}}
+        deterministic: true
+        dropout: {bits: 16}
+        causal: true
+        passes: [backward, forward]
+        arch: [90, 8.0, cpu]
+        dtype: bf16
+        head_dim: {qk: 192, v: 128}
+        name: mine
+        """
+    )
+    assert spec.keys == ("d192v128-bf16-causal-dropout16-det",)
+    assert spec.name == "mine"
+    assert spec.arch == ("sm90", "sm80", "cpu")
+    assert spec.passes == ("forward", "backward")
+    assert spec.pins_for("sm80", "forward") == (("num_stages", 2), ("tile_m", 128))
+    assert spec.pins_for("sm90", "backward") == (("tile_n", 64),)
+    assert spec.pins_for("sm80", "backward") == spec.pins_for("cpu", "forward") == ()
+    assert spec.line == 2
+    assert hash(spec) == hash(spec)
+
+
+def test_lists_are_a_matrix():
+    spec = one(
+        "head_dim: [64, {qk: 192, v: 128}]\ndtype: [fp16, bf16]\ncausal: [true, false]\n"
+        "dropout: [false, true, {bits: 16}]\ndeterministic: [false, true]\n"
+    )
+    assert len(set(spec.keys)) == 2 * 2 * 2 * 3 * 2
+    assert "d192v128-bf16-causal-dropout16-det" in spec.keys
+    assert spec.keys[0] == "d64-fp16-causal"
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("head_dim: 64", "head_dim: {v: 64, qk: 64}"),
+        ("dropout: true", "dropout: {bits: 8}"),
+        ("causal: false", ""),
+        ("passes: [forward, backward]", ""),
+        ("dtype: bf16", "dtype: [bf16]"),
+        ("dtype: bf16", 'dtype: "bf16"'),
+        ("arch: [8.0]", "arch: sm_80"),
+        ("tuning: {80: {forward: {tile_m: 64}}}", "tuning: {sm80: {forward: {tile_m: 64}}}"),
+    ],
+)
+def test_two_ways_to_write_one_thing(short, long):
+    texts = []
+    for line in (short, long):
+        field = line.partition(":")[0]
+        base = [part for part in BASE.splitlines() if not part.startswith(f"{field}:")]
+        texts.append("\n".join([line, *base]))
+    one_way, other_way = (one(text) for text in texts)
+    assert one_way.variants == other_way.variants
+    assert (one_way.arch, one_way.passes) == (other_way.arch, other_way.passes)
+    assert one_way.pins_for("sm80", "forward") == other_way.pins_for("sm80", "forward")
+
+
+SPECS = st.fixed_dictionaries(
+    {
+        "head_dim": st.sampled_from([8, 64, 256, {"qk": 192, "v": 128}, [64, {"qk": 8, "v": 16}]]),
+        "dtype": st.sampled_from(["bf16", "fp32", ["fp16", "bf16"]]),
+    },
+    optional={
+        "name": st.sampled_from(["mine", "a-b.c"]),
+        "causal": st.sampled_from([True, False, [True, False]]),
+        "dropout": st.sampled_from([True, False, {"bits": 8}, {"bits": 16}, [False, True]]),
+        "deterministic": st.booleans(),
+        "arch": st.sampled_from(["cpu", ["sm80", "cpu"], ["8.0", "cpu"]]),
+        "passes": st.sampled_from(["forward", ["backward", "forward"]]),
+        "tuning": st.just({"sm80": {"forward": {"tile_m": 64, "tile_n": 32}}}),
+    },
+)
+
+
+@given(SPECS, st.randoms(use_true_random=False), st.sampled_from([None, False, True]))
+def test_order_and_layout_never_matter(fields, random, flow):
+    items = list(fields.items())
+    random.shuffle(items)
+    shuffled = one(yaml.safe_dump(dict(items), sort_keys=False, default_flow_style=flow))
+    straight = one(json.dumps(fields))
+    assert shuffled.variants == straight.variants
+    assert (shuffled.name, shuffled.arch, shuffled.passes) == (
+        straight.name,
+        straight.arch,
+        straight.passes,
+    )
+    assert shuffled.pins_for("sm80", "forward") == straight.pins_for("sm80", "forward")
+
+
+def test_several_specs_in_a_file():
+    listed = "- {name: a, head_dim: 64, dtype: bf16}\n- {name: b, head_dim: 8, dtype: fp16}\n"
+    documents = "name: a\nhead_dim: 64\ndtype: bf16\n---\nname: b\nhead_dim: 8\ndtype: fp16\n"
+    for text in (listed, documents):
+        specs = load_specs(text, "x.yaml")
+        assert [(s.name, s.keys) for s in specs] == [("a", ("d64-bf16",)), ("b", ("d8-fp16",))]
+
+
+REFUSED = [
+    ("", "1:1", "got an empty file. Write at least"),
+    ("# nothing\n", "1:1", "got an empty file"),
+    ("[]", "1:1", "got an empty list"),
+    ("3", "1:1", "expected a spec (fields such as"),
+    ("head_dim\n", "1:1", "expected a spec (fields such as"),
+    ("- 3\n", "1:3", "expected a spec"),
+    # names of fields
+    (BASE + "causel: true", "3:1", "Did you mean 'causal'? Allowed fields: name, head_dim"),
+    (BASE + "Causal: true", "3:1", "Did you mean 'causal'"),
+    (BASE + "zzz: true", "3:1", "unknown field 'zzz'. Allowed fields: name, head_dim"),
+    (BASE + "'zz` - at `$.head_dim': 1", "3:1", "unknown field 'zz` - at `$.head_dim'"),
+    (BASE + "<<: {causal: true}", "3:1", "unknown field '<<'"),
+    ("head_dim: {qk: 64, w: 64}\ndtype: bf16", "1:20", "Allowed fields: qk, v."),
+    ("head_dim: 64\n", "1:1", "expected the field dtype, got none. Add 'dtype:'"),
+    ("dtype: bf16\n", "1:1", "expected the field head_dim"),
+    ("head_dim: {qk: 64}\ndtype: bf16", "1:11", "expected the field v"),
+    # values
+    ("head_dim: 100\ndtype: bf16", "1:11", "got 100. Pad the head dimension to 104."),
+    ("head_dim: [64, 300]\ndtype: bf16", "1:16", "head_dim[1]: expected a multiple of 8"),
+    ("head_dim: {qk: 192, v: 12}\ndtype: bf16", "1:24", "head_dim.v: expected a multiple of 8"),
+    ("head_dim: 0\ndtype: bf16", "1:11", "got 0."),
+    ("head_dim: 8.0\ndtype: bf16", "1:11", "got 8.0. Write 8."),
+    ("head_dim: true\ndtype: bf16", "1:11", "got true"),
+    ("head_dim: '64'\ndtype: bf16", "1:11", "got '64'. Write it without quotes."),
+    ("head_dim:\ndtype: bf16", "1:10", "Give head_dim a value, or remove it."),
+    ("head_dim: []\ndtype: bf16", "1:11", "got an empty list"),
+    ("head_dim: [[64]]\ndtype: bf16", "1:12", "got a list"),
+    ("head_dim: 64\ndtype: bfloat16", "2:8", "got 'bfloat16'. Did you mean 'bf16'?"),
+    ("head_dim: 64\ndtype: [bf16, torch.half]", "2:15", "Did you mean 'fp16'?"),
+    (BASE + "causal: yes", "3:9", "got 'yes'. Write true."),
+    (BASE + "causal: Off", "3:9", "got 'Off'. Write false."),
+    (BASE + "causal: 1", "3:9", "expected true, false, or a list of these, got 1."),
+    (BASE + "deterministic: 'true'", "3:16", "Write it without quotes."),
+    (BASE + "dropout: {bits: 9}", "3:17", "dropout.bits: expected 8 or 16, got 9."),
+    (BASE + "dropout: 0.1", "3:10", "expected true, false, {bits: 8}"),
+    (BASE + "passes: fwd", "3:9", "Did you mean 'forward'?"),
+    (BASE + "passes: []", "3:9", "got an empty list"),
+    (BASE + "name: a b", "3:7", "expected a name of letters"),
+    (BASE + "name: ''", "3:7", "expected a name of letters"),
+    (BASE + "name: 3", "3:7", "expected a name of letters"),
+    (BASE + "name: d64-fp16", "3:7", "isn't another variant's key"),
+    # repeats
+    (BASE + "causal: [true, true]", "3:16", "what causal[0] means already"),
+    (BASE + "dropout: [true, {bits: 8}]", "3:17", "what dropout[0] means already"),
+    ("head_dim: [64, {qk: 64, v: 64}]\ndtype: bf16", "1:16", "what head_dim[0] means already"),
+    (BASE + "head_dim: 8", "3:1", "duplicate key, first on line 1"),
+    # targets
+    (BASE + "arch: [80, sm81]", "3:12", "got 'sm81'. Did you mean 'sm80'?"),
+    (BASE + "arch: foo", "3:7", "expected one of cpu, sm75, sm80"),
+    (BASE + "arch: sm70", "3:7", "CUDA 13 starts at sm75"),
+    (BASE + "arch: native", "3:7", "goes with --arch alone"),
+    (BASE + "arch: [80, sm_80]", "3:12", "what arch[0] means already"),
+    (BASE + "arch: true", "3:7", "expected one of cpu, sm75, sm80"),
+    (BASE + "arch:", "3:6", "Give arch a value, or remove it."),
+    ("head_dim: 64\ndtype: fp32\narch: [sm80]", "2:8", "which runs on cpu only"),
+    ("head_dim: 64\ndtype: [bf16, fp64]\narch: 80", "2:15", "Add cpu to arch"),
+    # tuning
+    (BASE + "tuning: 3", "3:9", "expected {target: {forward:"),
+    (BASE + "tuning: {sm80: 3}", "3:16", "tuning.sm80: expected {target:"),
+    (BASE + "tuning: {sm80: {forward: [1]}}", "3:26", "tuning.sm80.forward: expected"),
+    (BASE + "tuning: {sm80: {fwd: {}}}", "3:17", "Allowed fields: forward, backward."),
+    (BASE + "tuning: {sm80: {forward: {tile_m: 6.5}}}", "3:35", "tile_m: expected an integer"),
+    (BASE + "tuning: {sm99: {}}", "3:10", "tuning: expected one of cpu"),
+    (BASE + "tuning: {80: {}, sm80: {}}", "3:18", "means sm80, as '80' above does"),
+    # several in a file
+    (f"{BASE}---\n{BASE}", "1:1", "expected a name in a file of several specs"),
+    (f"name: a\n{BASE}---\nname: a\n{BASE}", "5:7", "which the spec on line 1 has"),
+]
+
+
+@pytest.mark.parametrize(("text", "place", "says"), REFUSED)
+def test_refusals_say_where_what_and_what_to_do(text, place, says):
+    with pytest.raises(SpecError) as caught:
+        load_specs(text, "specs/x.yaml")
+    assert str(caught.value).startswith(f"specs/x.yaml:{place}: ")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", FUTURE_FIELDS)
+def test_fields_to_come_are_refused_by_name(field):
+    with pytest.raises(SpecError) as caught:
+        one(f"{BASE}{field}: true")
+    assert str(caught.value).startswith(f"specs/x.yaml:3:1: {field}: not supported yet")
+    assert "Allowed fields: name, head_dim, dtype" in str(caught.value)
+
+
+def test_a_huge_matrix_is_refused_with_a_way_out():
+    sizes = ", ".join(f"{{qk: {qk}, v: {v}}}" for qk in range(8, 257, 8) for v in range(8, 257, 8))
+    text = f"head_dim: [{sizes}]\ndtype: [fp16, bf16]\ncausal: [true, false]\n"
+    assert len(one(text).variants) == MAX_VARIANTS == 4096
+    with pytest.raises(SpecError, match=r"at most 4096 variants, got 8192\. Shorten its lists"):
+        one(text + "dropout: [false, true]\n")
+
+
+def test_a_hundred_thousand_points_are_refused():
+    with pytest.raises(SpecError, match="Split it into several files"):
+        one(f"dtype: bf16\nhead_dim: [{', '.join(['64'] * 100_000)}]\n")
+
+
+def test_nothing_in_a_spec_is_run(tmp_path):
+    flag = tmp_path / "flag"
+    call = (
+        f"!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{flag}']]"
+    )
+    for text in (call, f"{BASE}name: {call}", f"{BASE}{call}: 1"):
+        with pytest.raises(SpecError):
+            one(text)
+    assert not flag.exists()
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        *SpecFields.__struct_fields__,
+        *("window", "qk", "v", "bits", "forward", "tile_m", "sm80", "8.0", "yes", "true", "64"),
+        *("bf16", "100", "1e-3", "{", "}", "[", "]", ": ", ", ", "\n", "- ", "'", "---\n", "&a "),
+    ]
+)
+
+
+@given(st.lists(FRAGMENTS, max_size=25).map("".join))
+def test_any_mix_gives_specs_or_a_spec_error(text):
+    for prefix in ("", BASE):
+        try:
+            load_specs(prefix + text, "x.yaml")
+        except SpecError as error:
+            assert re.match(r"x\.yaml:\d+:\d+: \S", str(error))
+
+
+def test_each_field_has_words_for_what_it_takes():
+    assert set(EXPECTED) == set(SpecFields.__struct_fields__)
+    assert not set(FUTURE_FIELDS) & set(SpecFields.__struct_fields__)
