@@ -136,12 +136,14 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: FunctionCtx,
-        runner: Runner,
+        runner: Any,
         softmax_scale: float,
         dropout_threshold: int,
-        *tensors: Any,
-    ) -> tuple[torch.Tensor, ...]:
-        return runner.run_backward(*tensors, softmax_scale, dropout_threshold)
+        *tensors: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+        grads = runner.run_backward(*tensors, softmax_scale, dropout_threshold)
+        return grads
 
     @staticmethod
     def backward(ctx: FunctionCtx, *_: torch.Tensor) -> tuple[None, ...]:
