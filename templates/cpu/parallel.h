@@ -14,7 +14,8 @@ namespace flashgen {
 
 // Whether this process was forked after this library was loaded. A forked child inherits libgomp's
 // record of its threads but not the threads, and would wait for them forever.
-inline std::atomic<bool> g_forked{false};
+// One flag for the process: the first library's stands for all.
+__attribute__((visibility("default"))) inline std::atomic<bool> g_forked{false};
 
 struct ForkWatch {
     ForkWatch() {

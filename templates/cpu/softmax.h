@@ -46,4 +46,50 @@ inline void online_softmax(T* scores, int keys, T* row_max, T* row_sum, T* resca
     }
 }
 
+// Where queries lie on lanes, [kWidth] row statistics: vector j of any row.
+template <typename Panel, typename T>
+struct LaneStats {
+    const T* values;
+    typename Panel::Vec operator()(int, int j) const {
+        return Panel::S::load(values + j * Panel::kLanes);
+    }
+};
+
+// Where keys lie on lanes, one statistic a row.
+template <typename Panel, typename T>
+struct RowStats {
+    const T* values;
+    typename Panel::Vec operator()(int row, int) const {
+        return Panel::S::broadcast(values[row]);
+    }
+};
+
+// Scores S become P = exp(S - lse), dscores dP become dS = P (dP - delta); both [rows][kWidth].
+template <typename Panel, typename T, typename Stats>
+inline void softmax_gradient(T* scores, T* dscores, int rows, Stats lse, Stats delta) {
+    using S = typename Panel::S;
+    for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 8
+        for (int j = 0; j < Panel::kNumVecs; ++j) {
+            T* score = scores + row * Panel::kWidth + j * S::kLanes;
+            T* dscore = dscores + row * Panel::kWidth + j * S::kLanes;
+            const typename S::Vec p = S::exp(S::load(score) - lse(row, j));
+            S::store(score, p);
+            S::store(dscore, p * (S::load(dscore) - delta(row, j)));
+        }
+    }
+}
+
+// Zeroes dropped elements of values [rows][kWidth]; row i of the mask is at keep + i * kKeepStride.
+template <typename Panel, int kKeepStride, typename T>
+inline void drop(T* values, const typename Panel::Int* keep, int rows) {
+    using S = typename Panel::S;
+    for (int row = 0; row < rows; ++row) {
+        for (int j = 0; j < Panel::kWidth; j += S::kLanes) {
+            T* at = values + row * Panel::kWidth + j;
+            S::store(at, S::zero_unless(S::load(keep + row * kKeepStride + j), S::load(at)));
+        }
+    }
+}
+
 }  // namespace flashgen
