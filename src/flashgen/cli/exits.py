@@ -18,8 +18,10 @@ CHECK_FAILED = 1  # the tool ran; what it checked is wrong
 BAD_INPUT = 2  # usage, spec, key, target or pin; click uses 2 for usage as well
 BUILD_FAILED = 3  # toolchain, compilation or cache
 
-MEANING = """Exit codes: 0 done; 1 a check failed (verify, generate --check, build --strict); \
-2 wrong usage, spec, key or target; 3 no toolchain, a failed compilation or an unusable cache."""
+MEANING = (
+    "Exit codes: 0 done; 1 a check failed (verify, generate --check, cache verify, doctor); "
+    "2 wrong usage, spec, key or target; 3 no toolchain, a failed build or an unusable cache."
+)
 
 _CODES: tuple[tuple[type[FlashgenError], int], ...] = (
     (SpecError, BAD_INPUT),

@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from ..generator.arch import FAMILIES, TARGETS, Target, buildable_targets, parse_targets
+from ..generator.arch import FAMILIES, NATIVE, Target, buildable_targets, parse_targets
 from ..generator.errors import TargetError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-NATIVE = "native"
 
 
 def read_targets(
@@ -23,7 +22,10 @@ def read_targets(
     targets: list[Target] = []
     for value in values:
         try:
-            targets += native_targets() if value.strip().lower() == NATIVE else parse_targets(value)
+            native = native_targets() if NATIVE in value.lower() else ()
+            # a machine with GPUs of several targets: each of them
+            for target in native or (None,):
+                targets += parse_targets(value, target)
         except TargetError as error:
             raise click.BadParameter(str(error), ctx, param) from None
     return tuple(dict.fromkeys(targets))
@@ -87,8 +89,3 @@ def json_option(function: Function) -> Function:
 def print_json(value: object) -> None:
     """Print ``value`` as indented JSON."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
-
-
-def all_targets() -> tuple[Target, ...]:
-    """Every target that some family serves."""
-    return tuple(TARGETS[name] for name in buildable_targets())

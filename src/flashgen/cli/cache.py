@@ -1,0 +1,173 @@
+"""`flashgen cache`: what the cache holds, and what can go."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from ..generator.arch import Target, parse_target
+from ..generator.errors import TargetError
+from ..runtime import cache_ops, paths
+from .exits import CHECK_FAILED
+from .options import json_option, print_json
+from .tables import human_bytes, print_table
+
+_AGE = re.compile(r"(\d+)\s*([dhm])")
+_SECONDS = {"d": 86_400.0, "h": 3600.0, "m": 60.0}
+
+
+@click.group("cache")
+def command() -> None:
+    """Look after the compiled kernels.
+
+    They lie in $FLASHGEN_CACHE_DIR, else ~/.cache/flashgen, below a folder for each target. All
+    of it can be deleted at any time: what is missing is built again.
+
+    \b
+    Example:
+      flashgen cache gc --older-than 30d     remove leftovers, and kernels built long ago
+    """
+
+
+@command.command("ls")
+@json_option
+def list_entries(as_json: bool) -> None:
+    """List the kernels: key, pass, target, family, size, when built."""
+    entries = cache_ops.entries(paths.cache_root())
+    if as_json:
+        print_json(
+            [
+                {
+                    "key": entry.artifact.manifest.key,
+                    "pass": entry.artifact.manifest.pass_name,
+                    "target": entry.artifact.manifest.target,
+                    "family": entry.artifact.manifest.family,
+                    "size_bytes": entry.size_bytes,
+                    "built_at": entry.artifact.manifest.built_at,
+                    "directory": str(entry.artifact.directory),
+                }
+                for entry in entries
+            ]
+        )
+        return
+    rows = [
+        (
+            entry.artifact.manifest.key,
+            entry.artifact.manifest.pass_name,
+            entry.artifact.manifest.target,
+            entry.artifact.manifest.family,
+            human_bytes(entry.size_bytes),
+            entry.artifact.manifest.built_at,
+        )
+        for entry in entries
+    ]
+    print_table(("key", "pass", "target", "family", "size", "built"), rows, right="size")
+    click.echo(f"{len(rows)} kernels in {paths.cache_root()}")
+
+
+@command.command("du")
+@json_option
+def disk_usage(as_json: bool) -> None:
+    """Say what the cache takes on disk, by target."""
+    usage = cache_ops.usage(paths.cache_root())
+    if as_json:
+        targets = {
+            t.target: {"kernels": t.entries, "size_bytes": t.size_bytes} for t in usage.targets
+        }
+        print_json(
+            {
+                "directory": str(usage.root),
+                "size_bytes": usage.size_bytes,
+                "other_bytes": usage.other_bytes,
+                "targets": targets,
+            }
+        )
+        return
+    rows = [(t.target, str(t.entries), human_bytes(t.size_bytes)) for t in usage.targets]
+    rows += [
+        ("other", "-", human_bytes(usage.other_bytes)),
+        ("all", str(usage.entries), human_bytes(usage.size_bytes)),
+    ]
+    print_table(("target", "kernels", "size"), rows, right="kernels size")
+    click.echo(f"in {usage.root}")
+
+
+def _read_age(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    match = None if value is None else _AGE.fullmatch(value.strip())
+    if value is not None and match is None:
+        raise click.BadParameter(f"expected an age such as 30d, 12h or 5m, got {value!r}.")
+    return None if match is None else int(match[1]) * _SECONDS[match[2]]
+
+
+@command.command("gc")
+@click.option(
+    "--older-than",
+    "older_than_seconds",
+    metavar="AGE",
+    callback=_read_age,
+    help="Also remove kernels built longer ago than this, such as 30d, 12h or 5m.",
+)
+def collect(older_than_seconds: float | None) -> None:
+    """Remove what nothing can load: killed builds, replaced kernels, leftovers."""
+    _say(cache_ops.gc(paths.cache_root(), older_than_seconds=older_than_seconds))
+
+
+def _read_target(ctx: click.Context, param: click.Parameter, value: str | None) -> Target | None:
+    try:
+        return None if value is None else parse_target(value)
+    except TargetError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
+@command.command("rm")
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option(
+    "--arch", "target", metavar="ARCH", callback=_read_target, help="Of this target only."
+)
+@click.option("--all", "everything", is_flag=True, help="Every kernel (of --arch, if given).")
+def remove(keys: tuple[str, ...], target: Target | None, everything: bool) -> None:
+    """Remove the kernels of KEY; a running program keeps what it has loaded."""
+    if bool(keys) == everything:
+        raise click.UsageError("name the KEYs to remove, or say --all.")
+    root = paths.cache_root()
+    present = {entry.artifact.manifest.key for entry in cache_ops.entries(root)}
+    absent = sorted(set(keys) - present)
+    if absent:
+        raise click.UsageError(
+            f"{root} has no kernel of {', '.join(absent)}; see flashgen cache ls."
+        )
+    for key in sorted(present) if everything else keys:
+        _say(cache_ops.remove(root, key, target=target.name if target else None), key)
+
+
+@command.command("verify")
+@json_option
+def check(as_json: bool) -> None:
+    """Check every file against its checksum; exits with 1 when one is damaged."""
+    root = paths.cache_root()
+    faults = cache_ops.verify(root)
+    if as_json:
+        print_json(
+            [
+                {
+                    "pointer": str(fault.pointer),
+                    "directory": None if fault.directory is None else str(fault.directory),
+                    "problem": fault.problem,
+                }
+                for fault in faults
+            ]
+        )
+    else:
+        for fault in faults:
+            click.echo(f"error: {fault.directory or fault.pointer}: {fault.problem}", err=True)
+        click.echo(f"{len(cache_ops.entries(root))} kernels in {root}, {len(faults)} faults")
+    if faults:
+        if not as_json:
+            click.echo("The next load builds them again; flashgen cache gc removes them.", err=True)
+        raise click.exceptions.Exit(CHECK_FAILED)
+
+
+def _say(removed: cache_ops.Removed, what: str = "") -> None:
+    prefix = f"{what}: " if what else ""
+    click.echo(f"{prefix}removed {len(removed.paths)} paths, {human_bytes(removed.size_bytes)}")
