@@ -11,6 +11,7 @@ from .arch import parse_target
 from .convert import convert
 from .errors import SpecError, TargetError
 from .expand import MAX_VARIANTS, Axes, expand
+from .pins import Pin, read_pins
 from .spec_fields import (
     Dropout,
     DropoutBits,
@@ -18,25 +19,12 @@ from .spec_fields import (
     HeadDim,
     HeadDims,
     PassName,
-    PassTuning,
     SpecFields,
 )
 from .variant import GPU_DTYPES, PASSES, Variant, parse_key
 from .yaml_source import Document, read_documents
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """One field of a plan that a spec's ``tuning:`` sets, and where it was written."""
-
-    target: str
-    pass_name: str
-    field: str
-    value: bool | int | str
-    line: int
-    column: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +105,7 @@ def _spec(document: Document, default_name: str) -> Spec:
         variants=variants,
         arch=arch,
         passes=tuple(name for name in PASSES if name in passes),
-        tuning=_tuning(document, fields.tuning),
+        tuning=read_pins(document, fields.tuning, variants),
     )
 
 
@@ -197,31 +185,6 @@ def _check_dtypes(document: Document, fields: SpecFields, arch: tuple[str, ...])
                 f"dtype: expected one of {', '.join(GPU_DTYPES)} for {', '.join(arch)}, "
                 f"got {dtype}, which runs on cpu only. Add cpu to arch, or change the dtype.",
             )
-
-
-def _tuning(document: Document, tuning: dict[str, PassTuning]) -> tuple[Pin, ...]:
-    pins: dict[tuple[str, str, str], Pin] = {}
-    written: dict[str, str] = {}
-    for spelling, passes in tuning.items():
-        mark = document.key_mark(("tuning", spelling))
-        try:
-            target = parse_target(spelling).name
-        except TargetError as error:
-            message = str(error).removeprefix("target: ")
-            raise document.error(mark, f"tuning: {message}") from None
-        if target in written:
-            raise document.error(
-                mark,
-                f"tuning: {spelling!r} means {target}, as {written[target]!r} above does. "
-                "Put their pins together.",
-            )
-        written[target] = spelling
-        for pass_name in PASSES:
-            for field, value in getattr(passes, pass_name).items():
-                at = document.key_mark(("tuning", spelling, pass_name, field))
-                pin = Pin(target, pass_name, field, value, at.line, at.column)
-                pins[target, pass_name, field] = pin
-    return tuple(pins[place] for place in sorted(pins))
 
 
 def _name(document: Document, name: str, variants: tuple[Variant, ...]) -> str:

@@ -127,7 +127,7 @@ class KernelPlan:
         """This plan with the fields of a spec's ``tuning:`` block in place of its own.
 
         Raises:
-            PlanError: when a pin is not a field that can be pinned.
+            PlanError: when a pin is not a field that can be pinned, or not of its type.
         """
         for name in pins:
             if name not in self.pins:
@@ -135,7 +135,19 @@ class KernelPlan:
                     f"tuning: {self.pass_name} on {self.target.name}: expected one of "
                     f"{', '.join(self.pins)}, got {name!r}."
                 )
+            self._check_pin_type(name, pins[name])
         return replace(self, **pins)
+
+    def _check_pin_type(self, name: str, value: object) -> None:
+        """A pin replaces a value by one of its kind; numbers of a plan all count something."""
+        kind = type(getattr(self, name))
+        if type(value) is kind and not (kind is int and value < 1):  # type: ignore[operator]
+            return
+        words = {bool: "true or false", int: "a positive integer", str: "a word"}
+        raise PlanError(
+            f"tuning: {self.pass_name} on {self.target.name}: {name}: "
+            f"expected {words.get(kind, kind.__name__)}, got {value!r}."
+        )
 
     def check(self) -> KernelPlan:
         """This plan, once it is known to be legal.

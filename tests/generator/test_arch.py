@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from flashgen.generator.arch import (
     FAMILIES,
     TARGETS,
@@ -13,8 +16,6 @@ from flashgen.generator.arch import (
     target_for_capability,
 )
 from flashgen.generator.errors import TargetError
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(

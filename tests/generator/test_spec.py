@@ -7,13 +7,14 @@ import re
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
 from flashgen.generator.errors import SpecError
 from flashgen.generator.expand import MAX_VARIANTS
 from flashgen.generator.spec import load_specs
 from flashgen.generator.spec_fields import EXPECTED, FUTURE_FIELDS, SpecFields
 from flashgen.generator.variant import Variant
-from hypothesis import given
-from hypothesis import strategies as st
 
 BASE = "head_dim: 64\ndtype: bf16\n"
 
@@ -37,8 +38,8 @@ def test_every_field():
     spec = one(
         """
         tuning:
-          sm_90a: {backward: {tile_n: 64}}
-          sm80: {forward: {tile_m: 128, num_stages: 2}}
+          cpu: {backward: {isa: native}}
+          sm_80: {forward: {tile_m: 64, num_warps: 4}}
         deterministic: true
         dropout: {bits: 16}
         causal: true
@@ -53,8 +54,8 @@ def test_every_field():
     assert spec.name == "mine"
     assert spec.arch == ("sm90", "sm80", "cpu")
     assert spec.passes == ("forward", "backward")
-    assert spec.pins_for("sm80", "forward") == (("num_stages", 2), ("tile_m", 128))
-    assert spec.pins_for("sm90", "backward") == (("tile_n", 64),)
+    assert spec.pins_for("sm80", "forward") == (("num_warps", 4), ("tile_m", 64))
+    assert spec.pins_for("cpu", "backward") == (("isa", "native"),)
     assert spec.pins_for("sm80", "backward") == spec.pins_for("cpu", "forward") == ()
     assert spec.line == 2
     assert hash(spec) == hash(spec)
@@ -107,7 +108,7 @@ SPECS = st.fixed_dictionaries(
         "deterministic": st.booleans(),
         "arch": st.sampled_from(["cpu", ["sm80", "cpu"], ["8.0", "cpu"]]),
         "passes": st.sampled_from(["forward", ["backward", "forward"]]),
-        "tuning": st.just({"sm80": {"forward": {"tile_m": 64, "tile_n": 32}}}),
+        "tuning": st.just({"cpu": {"forward": {"vector_bytes": 32, "isa": "native"}}}),
     },
 )
 
@@ -124,7 +125,7 @@ def test_order_and_layout_never_matter(fields, random, flow):
         straight.arch,
         straight.passes,
     )
-    assert shuffled.pins_for("sm80", "forward") == straight.pins_for("sm80", "forward")
+    assert shuffled.pins_for("cpu", "forward") == straight.pins_for("cpu", "forward")
 
 
 def test_several_specs_in_a_file():
@@ -200,6 +201,14 @@ REFUSED = [
     (BASE + "tuning: {sm80: {forward: {tile_m: 6.5}}}", "3:35", "tile_m: expected an integer"),
     (BASE + "tuning: {sm99: {}}", "3:10", "tuning: expected one of cpu"),
     (BASE + "tuning: {80: {}, sm80: {}}", "3:18", "means sm80, as '80' above does"),
+    (BASE + "tuning: {80: {forward: {tile_z: 1}}}", "3:25", "expected one of tile_m, tile_n"),
+    (BASE + "tuning: {80: {forward: {tile_m: x}}}", "3:25", "expected a positive integer, got 'x'"),
+    (BASE + "tuning: {80: {forward: {tile_m: 0}}}", "3:25", "expected a positive integer, got 0"),
+    (
+        BASE + "tuning: {80: {forward: {tile_m: 7}}}",
+        "3:25",
+        "tuning of d64-bf16: fwd_d64_",
+    ),
     # several in a file
     (f"{BASE}---\n{BASE}", "1:1", "expected a name in a file of several specs"),
     (f"name: a\n{BASE}---\nname: a\n{BASE}", "5:7", "which the spec on line 1 has"),

@@ -6,10 +6,11 @@ import itertools
 from dataclasses import fields, replace
 
 import pytest
-from flashgen.generator.errors import SpecError
-from flashgen.generator.variant import DTYPES, Variant, canonical_key, check_head_dim, parse_key
 from hypothesis import given
 from hypothesis import strategies as st
+
+from flashgen.generator.errors import SpecError
+from flashgen.generator.variant import DTYPES, Variant, canonical_key, check_head_dim, parse_key
 
 SIZES = st.integers(1, 32).map(lambda n: 8 * n)
 VARIANTS = st.builds(

@@ -8,11 +8,12 @@ import time
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from flashgen.generator import yaml_source
 from flashgen.generator.errors import SpecError
 from flashgen.generator.yaml_source import Mark, decode, read_documents
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{below}'] * 10)}]\n"
