@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import NoReturn
 
 import torch
@@ -24,6 +25,27 @@ _MAX_INT64 = (1 << 63) - 1
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of lse for inputs of ``dtype``: fp32, or fp64 for fp64."""
     return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def prepare(
+    variant: Variant,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float | None,
+    dropout_p: float,
+    seed: int | torch.Tensor | None = None,
+    offset: int | torch.Tensor | None = None,
+) -> tuple[torch.Tensor | None, float, int]:
+    """(rng_state, softmax_scale, dropout_threshold) of a forward call, all of it checked.
+
+    Raises:
+        ArgumentError: says which argument is wrong and what was expected.
+    """
+    check_inputs(variant, q, k, v)
+    scale = scale_of(variant, softmax_scale)
+    threshold = threshold_of(variant, dropout_p)
+    return rng_state_of(q.device, seed, offset) if threshold else None, scale, threshold
 
 
 def check_inputs(variant: Variant, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -124,7 +146,7 @@ def scale_of(variant: Variant, softmax_scale: float | None) -> float:
             f"{variant.key}: softmax_scale: expected a float or None, got "
             f"{type(softmax_scale).__name__}. A tensor would need a sync: pass its .item()."
         )
-    if not math.isfinite(softmax_scale):
+    if not -sys.float_info.max <= softmax_scale <= sys.float_info.max:
         raise ArgumentError(
             f"{variant.key}: softmax_scale: expected a finite number, got {softmax_scale}. "
             "Leave it out for 1 / sqrt(head_dim)."

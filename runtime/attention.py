@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from ..generator.errors import ArgumentError
 from ..generator.variant import HEAD_DIM_STEP, MAX_HEAD_DIM, Variant
-from . import arguments
+from . import arguments, ops
 from .devices import target_of
 from .kernel import Kernel, load
 
@@ -71,26 +71,28 @@ def attention(
         _dropout_bits(dropout_p),
         deterministic,
     )
-    kernel = _kernel(variant.key, str(q.device))
     if softmax_scale is None:
         softmax_scale = 1 / math.sqrt(head_dim)
     if variant.head_dim != head_dim:
         q, k = (pad(t, (0, variant.head_dim - head_dim)) for t in (q, k))
     if variant.head_dim_v != head_dim_v:
         v = pad(v, (0, variant.head_dim_v - head_dim_v))
-    out, lse = kernel(q, k, v, softmax_scale=softmax_scale, dropout_p=dropout_p, return_lse=True)
+    call = arguments.prepare(variant, q, k, v, softmax_scale, dropout_p)
+    handle = _handle(variant.key, str(q.device))  # builds: so after every check
+    out, lse = ops.attend(handle, q, k, v, *call)
     out = out[..., :head_dim_v] if variant.head_dim_v != head_dim_v else out
     return (out, lse) if return_lse else out
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _kernel(key: str, device: str) -> Kernel:
-    """The kernel of ``key``, one for each kind of target; a constant to torch.compile."""
-    return _kernel_for_target(key, target_of(torch.device(device)).name, device)
+def _handle(key: str, device: str) -> str:
+    """The handle of the kernel of ``key``, ready for ``device``; a constant to torch.compile."""
+    return _kernel_for_target(key, target_of(torch.device(device)).name, device).handle
 
 
 @cache
 def _kernel_for_target(key: str, target_name: str, device: str) -> Kernel:
+    """One kernel for each kind of target, so that a first use builds outside of any graph."""
     return load(key, device)
 
 

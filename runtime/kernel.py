@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -125,7 +125,9 @@ class Kernel:
 
         The arguments are those of ``forward``.
         """
-        call = self._prepare(q, k, v, softmax_scale, dropout_p, seed, offset, captures)
+        if captures:
+            self._refuse(captures)
+        call = arguments.prepare(self.variant, q, k, v, softmax_scale, dropout_p, seed, offset)
         out, lse = ops.attend(self, q, k, v, *call)
         return (out, lse) if return_lse else out
 
@@ -157,11 +159,11 @@ class Kernel:
         Raises:
             ArgumentError: says which argument is wrong and what was expected.
         """
-        rng_state, scale, threshold = self._prepare(
-            q, k, v, softmax_scale, dropout_p, seed, offset, captures
-        )
-        out, lse = self.run_forward(q, k, v, rng_state, scale, threshold)
-        return ForwardResult(out, lse, rng_state)
+        if captures:
+            self._refuse(captures)
+        call = arguments.prepare(self.variant, q, k, v, softmax_scale, dropout_p, seed, offset)
+        out, lse = self.run_forward(q, k, v, *call)
+        return ForwardResult(out, lse, call[0])
 
     def backward(
         self,
@@ -196,7 +198,8 @@ class Kernel:
         Raises:
             ArgumentError: says which argument is wrong and what was expected.
         """
-        self._check_captures(captures)
+        if captures:
+            self._refuse(captures)
         arguments.check_inputs(self.variant, q, k, v)
         threshold = arguments.threshold_of(self.variant, dropout_p)
         out_shape = torch.Size((*q.shape[:3], v.shape[3]))
@@ -215,32 +218,11 @@ class Kernel:
         )
         return Gradients(*grads, captures={})
 
-    def _prepare(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        softmax_scale: float | None,
-        dropout_p: float,
-        seed: int | torch.Tensor | None,
-        offset: int | torch.Tensor | None,
-        captures: dict[str, Any],
-    ) -> tuple[torch.Tensor | None, float, int]:
-        """(rng_state, scale, threshold) of a checked call."""
-        if captures:
-            self._check_captures(captures)
-        arguments.check_inputs(self.variant, q, k, v)
-        scale = arguments.scale_of(self.variant, softmax_scale)
-        threshold = arguments.threshold_of(self.variant, dropout_p)
-        rng_state = arguments.rng_state_of(q.device, seed, offset) if threshold else None
-        return rng_state, scale, threshold
-
-    def _check_captures(self, captures: dict[str, Any]) -> None:
-        for name in captures:
-            raise ArgumentError(
-                f"{self.key}: expected no captures, as its spec declares none, got {name!r}. "
-                "Remove it; the keyword arguments are softmax_scale, dropout_p, seed, offset."
-            )
+    def _refuse(self, captures: dict[str, Any]) -> NoReturn:
+        raise ArgumentError(
+            f"{self.key}: expected no captures, as its spec declares none, got "
+            f"{', '.join(captures)}. Remove them, or correct the keyword's spelling."
+        )
 
     def run_forward(
         self,

@@ -73,7 +73,7 @@ def register(runner: Runner) -> None:
 
 
 def attend(
-    runner: Runner,
+    runner: Runner | str,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -81,11 +81,16 @@ def attend(
     softmax_scale: float,
     dropout_threshold: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse), both differentiable with respect to q, k and v."""
+    """(out, lse), both differentiable with respect to q, k and v.
+
+    ``runner`` may be a handle, which torch.compile takes as a constant.
+    """
     scalars = (softmax_scale, dropout_threshold)
     if torch.compiler.is_compiling() or type(q) not in _PLAIN_TENSORS:
-        result = torch.ops.flashgen.forward(q, k, v, rng_state, runner.handle, *scalars)
+        handle = runner if isinstance(runner, str) else runner.handle
+        result = torch.ops.flashgen.forward(q, k, v, rng_state, handle, *scalars)
         return result[0], result[1]
+    runner = _runner(runner) if isinstance(runner, str) else runner
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out, lse = _Attention.apply(q, k, v, rng_state, runner, *scalars)  # type: ignore[no-untyped-call]
         return out, lse
