@@ -125,6 +125,7 @@ class Catalogue:
                 [spec.name for spec in self.specs] + [entry.key for entry in self.entries]
             )
         )
+        name = name if len(name) <= 100 else f"{name[:97]}..."
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else "`flashgen list` shows them."
         return (
