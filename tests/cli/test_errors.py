@@ -1,0 +1,104 @@
+"""Every mistake is one line that says what to do, with the exit code of its kind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from flashgen.cli import exits
+from flashgen.cli.app import COMMANDS, app
+from flashgen.generator import errors
+
+KINDS = [
+    (errors.SpecError, exits.BAD_INPUT),
+    (errors.TargetError, exits.BAD_INPUT),
+    (errors.PlanError, exits.BAD_INPUT),
+    (errors.ArgumentError, exits.BAD_INPUT),
+    (errors.ToolchainError, exits.BUILD_FAILED),
+    (errors.CompileError, exits.BUILD_FAILED),
+    (errors.CacheError, exits.BUILD_FAILED),
+]
+
+
+@pytest.mark.parametrize(("kind", "code"), KINDS)
+def test_exit_codes(kind, code):
+    assert exits.exit_code(kind("x")) == code
+
+
+def test_every_error_kind_is_listed():
+    kinds = set(errors.FlashgenError.__subclasses__())
+    assert {kind for kind, _ in KINDS} == kinds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show", "d128-bf17"], ["bf17", "bf16"]),
+        (["show", "d100-bf16", "--arch", "cpu"], ["head_dim", "multiple of 8", "104"]),
+        (["show", "nothing-like-it", "--arch", "cpu"], ["nothing-like-it"]),
+        (["build", "d64-bf16", "--arch", "sm81"], ["sm81", "sm80"]),
+        (["build", "d64-bf16", "--arch", "sm70"], ["sm70", "sm75", "CUDA 13"]),
+        (["build", "d64-fp32", "--arch", "sm80"], ["fp32", "cpu only"]),
+        (["build", "d64-bf16", "--arch", "cpu", "--family", "sm80"], ["sm80", "cpu"]),
+        (["list", "--specs", "/does/not/exist"], ["/does/not/exist"]),
+        (["build", "absent.yaml", "--arch", "cpu"], ["absent.yaml"]),
+        (["build", "--jobs", "0"], ["--jobs", "x>=1"]),
+        (["generate", "d64-bf16", "--arch", "cpu"], ["-o"]),
+        (["generate", "--check", "d64-bf16"], ["--check"]),
+        (["cache", "rm"], ["--all"]),
+        (["cache", "gc", "--older-than", "soon"], ["30d"]),
+        (["nonsense"], ["nonsense"]),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_2(run, arguments, words):
+    result = run(*arguments)
+    assert result.exit_code == exits.BAD_INPUT, result.output
+    assert "Traceback" not in result.output
+    for word in words:
+        assert word in result.output
+
+
+def test_a_wrong_spec_names_file_line_and_column(run, spec_dir):
+    (spec_dir / "mine.yaml").write_text("head_dim: 64\ndtype: bf16\ncasual: true\n")
+    result = run("list", "--specs", spec_dir)
+    assert result.exit_code == exits.BAD_INPUT
+    assert "mine.yaml:3:1" in result.output and "causal" in result.output
+    assert result.output.startswith("error: ") and result.output.count("\n") == 1
+
+
+def test_missing_compiler_is_exit_3(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    result = run("build", "d16-fp32", "--arch", "cpu", cache=tmp_path / "cache")
+    assert result.exit_code == exits.BUILD_FAILED, result.output
+    assert "no-such-compiler" in result.output and "Traceback" not in result.output
+
+
+def test_unwritable_cache_is_exit_3(run, tmp_path):
+    occupied = tmp_path / "a file"
+    occupied.write_text("")
+    result = run("build", "d16-fp32", "--arch", "cpu", cache=occupied)
+    assert result.exit_code == exits.BUILD_FAILED, result.output
+    assert str(occupied) in result.output and "FLASHGEN_CACHE_DIR" in result.output
+
+
+def test_a_closed_pipe_is_quiet():
+    command = f"{sys.executable} -m flashgen schema | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stdout.strip() == "{" and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_teaches_with_an_example(run, name):
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert f"flashgen {name}" in result.output.split("Usage:")[1], "no example"
+
+
+def test_commands_are_those_of_the_table():
+    with app.make_context("flashgen", ["--specs", "."], resilient_parsing=True) as context:
+        assert app.list_commands(context) == list(COMMANDS)
+        for name in COMMANDS:
+            command = app.get_command(context, name)
+            assert command is not None and command.name == name
