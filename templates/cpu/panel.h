@@ -5,6 +5,9 @@
 // plain vectors, K and V are read in their own order, and nothing is ever reduced across lanes.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+
 #include "cpu/simd.h"
 
 namespace flashgen {
@@ -21,6 +24,7 @@ struct BasicPanel {
     static constexpr int kNumVecs = kVecs;
     static constexpr int kLanes = S::kLanes;
     static constexpr int kWidth = kVecs * S::kLanes;
+    static constexpr int kLongestSum = 128;
 
     // store(row, vec, sum) for sum = A B, with A(row, step) = a[row * kRowStride + step *
     // kStepStride] and B(step, lane) = b[step * kWidth + lane]. Rows are rounded up to a multiple
@@ -50,12 +54,37 @@ struct BasicPanel {
         }
     }
 
-    // c = factor * A B
+    // c = factor * A B, the sum split where it is long: a shorter chain of additions rounds less.
     template <int kRowStride, int kStepStride>
     static void product(const T* a, const T* b, int rows, int steps, T factor, T* c) {
-        multiply<kRowStride, kStepStride>(a, b, rows, steps, [=](int row, int j, Vec sum) {
-            S::store(c + row * kWidth + j * kLanes, factor * sum);
-        });
+        const int splits = (steps + kLongestSum - 1) / kLongestSum;
+        const int length = (steps + splits - 1) / splits;
+        multiply<kRowStride, kStepStride>(
+            a, b, rows, std::min(length, steps), [=](int row, int j, Vec sum) {
+                S::store(c + row * kWidth + j * kLanes, factor * sum);
+            });
+        for (int begin = length; begin < steps; begin += length) {
+            multiply<kRowStride, kStepStride>(
+                a + begin * kStepStride, b + begin * kWidth, rows, std::min(length, steps - begin),
+                [=](int row, int j, Vec sum) {
+                    T* at = c + row * kWidth + j * kLanes;
+                    S::store(at, S::load(at) + factor * sum);
+                });
+        }
+    }
+
+    // a . b, added in the order of product(): equal operands give equal bits.
+    static T dot(const T* a, const T* b, int steps) {
+        const int splits = (steps + kLongestSum - 1) / kLongestSum;
+        const int length = (steps + splits - 1) / splits;
+        T total = 0;
+        for (int begin = 0; begin < steps; begin += length) {
+            T sum = 0;
+            const int end = std::min(begin + length, steps);
+            for (int i = begin; i < end; ++i) sum = std::fma(a[i], b[i], sum);
+            total += sum;
+        }
+        return total;
     }
 
     // c += A B
