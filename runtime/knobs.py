@@ -92,11 +92,12 @@ def _level(text: str) -> str:
     return level
 
 
+# paths.cache_root() applies its default, which follows from other variables
 CACHE_DIR: Knob[Path | None] = Knob(
     "FLASHGEN_CACHE_DIR",
     "directory",
     "$XDG_CACHE_HOME/flashgen, else ~/.cache/flashgen",
-    "Where built kernels are kept; `paths.cache_root()` applies the default.",
+    "Where built kernels are kept.",
     _path,
     None,
 )

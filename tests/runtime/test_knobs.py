@@ -10,6 +10,8 @@ import pytest
 from flashgen.generator.errors import CacheError, FlashgenError
 from flashgen.runtime import knobs, paths
 
+README = Path(__file__).parents[2] / "README.md"
+
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
@@ -29,6 +31,14 @@ def test_there_are_six_and_each_is_described():
     ]
     for knob in (*knobs.KNOBS, *knobs.FOREIGN):
         assert knob.type and knob.default and knob.effect.endswith("."), knob.name
+
+
+def test_the_readme_has_each_as_it_is():
+    text = README.read_text(encoding="utf-8") if README.is_file() else ""
+    rows = [line for line in text.splitlines() if line.startswith("| `FLASHGEN_")]
+    if not rows:
+        pytest.skip("the README has no table of variables here")
+    assert rows == [f"| `{k.name}` | {k.type} | {k.default} | {k.effect} |" for k in knobs.KNOBS]
 
 
 @pytest.mark.parametrize("text", [None, "", "  "])
