@@ -207,7 +207,7 @@ class Comparison:
 
 
 def error_bound(
-    ref: torch.Tensor, eager: torch.Tensor, dtype: torch.dtype, magnitude: float = 0.0
+    ref: torch.Tensor, eager: torch.Tensor, dtype: torch.dtype, floor: float = 0.0
 ) -> float:
     """What max|ours - ref| may be: 2 * max|eager - ref| + the rounding of ref in ``dtype``.
 
@@ -217,26 +217,23 @@ def error_bound(
         ref: the fp64 reference.
         eager: explicit operations in the inputs' dtype.
         dtype: of the tensor that is judged.
-        magnitude: size of the terms whose sum is judged; their rounding in the accumulator is
-            allowed too. It matters only where terms cancel exactly, so that eager's error is 0.
+        floor: takes the place of eager's error where that is smaller; see
+            ``cancellation_floor``.
     """
-    accumulator = torch.promote_types(dtype, torch.float32)
-    floor = magnitude * torch.finfo(accumulator).eps
     if ref.numel() == 0:
         return floor
-    largest = _finite(ref).abs().max().item()
     if dtype == torch.float64:
-        return FP64_RELATIVE_BOUND * largest + floor
+        return FP64_RELATIVE_BOUND * _finite(ref).abs().max().item() + floor
     eager_error = (_finite(eager.double()) - _finite(ref)).abs().max().item()
     rounding = (_finite(ref.to(dtype).double()) - _finite(ref)).abs().max().item()
-    return 2 * eager_error + rounding + floor
+    return max(2 * eager_error, floor) + rounding
 
 
 def compare(
-    ours: torch.Tensor, ref: torch.Tensor, eager: torch.Tensor, magnitude: float = 0.0
+    ours: torch.Tensor, ref: torch.Tensor, eager: torch.Tensor, floor: float = 0.0
 ) -> Comparison:
     """Judges ``ours`` by the error rule; infinities must be equal, NaN is never right."""
-    bound = error_bound(ref, eager, ours.dtype, magnitude)
+    bound = error_bound(ref, eager, ours.dtype, floor)
     if ours.shape != ref.shape:
         raise ValueError(f"compare: expected shape {tuple(ref.shape)}, got {tuple(ours.shape)}.")
     if ref.numel() == 0:
@@ -252,19 +249,37 @@ def compare(
     )
 
 
-def cancellation_magnitude(
+def cancellation_floor(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     dout: torch.Tensor,
+    ref_out: torch.Tensor,
     softmax_scale: float | None = None,
 ) -> float:
-    """A size for the terms of dq and dk, which cancel where a row sees a single key."""
+    """The error of dq and dk that any backward makes which reads ``out`` as it was stored.
+
+    Where a row sees one key, ds = dp - rowsum(dout * out) is a difference of equal numbers:
+    eager's error may be 0, ours is the rounding of out and of two dot products. With more keys
+    eager's own error is larger than this.
+
+    Args:
+        q: the call's inputs, in its dtype; k, v and dout too.
+        k: likewise.
+        v: likewise.
+        dout: likewise.
+        ref_out: out of the fp64 reference.
+        softmax_scale: default 1 / sqrt(head_dim).
+    """
     if min(q.numel(), k.numel(), v.numel(), dout.numel()) == 0:
         return 0.0
     scale = 1 / math.sqrt(q.shape[3]) if softmax_scale is None else abs(softmax_scale)
+    accumulator = torch.promote_types(q.dtype, torch.float32)
+    out_error = ref_out.to(q.dtype).double() - ref_out
+    stored = 2 * (dout.double() * out_error).sum(-1).abs().max().item()  # one ulp, not a half
     dot = dout.abs().amax().double() * v.abs().amax().double() * v.shape[3]
-    return float(dot * scale * max(q.abs().amax().item(), k.abs().amax().item()))
+    summed = dot.item() * torch.finfo(accumulator).eps
+    return scale * (stored + summed) * max(q.abs().max().item(), k.abs().max().item())
 
 
 def _finite(values: torch.Tensor) -> torch.Tensor:
