@@ -31,10 +31,9 @@ struct DropoutBlock {
     DropoutBlock(const DropoutStream& stream, uint32_t block_q, uint32_t block_kv) {
         for (int c = 0; c < 4; ++c) {
             for (int r = 0; r < 8; ++r) {
-                const Uint4x32 random =
-                    philox4x32_7(dropout_counter(block_kv, block_q, r * 4 + c, stream.head_index,
-                                                 stream.offset),
-                                 stream.key);
+                const Uint4x32 random = philox4x32_7(
+                    dropout_counter(block_kv, block_q, r * 4 + c, stream.head_index, stream.offset),
+                    stream.key);
                 words[0][c][r] = random.x;
                 words[1][c][r] = random.y;
                 words[2][c][r] = random.z;

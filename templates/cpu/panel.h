@@ -59,17 +59,17 @@ struct BasicPanel {
     static void product(const T* a, const T* b, int rows, int steps, T factor, T* c) {
         const int splits = (steps + kLongestSum - 1) / kLongestSum;
         const int length = (steps + splits - 1) / splits;
-        multiply<kRowStride, kStepStride>(
-            a, b, rows, std::min(length, steps), [=](int row, int j, Vec sum) {
-                S::store(c + row * kWidth + j * kLanes, factor * sum);
-            });
+        multiply<kRowStride, kStepStride>(a, b, rows, std::min(length, steps),
+                                          [=](int row, int j, Vec sum) {
+                                              S::store(c + row * kWidth + j * kLanes, factor * sum);
+                                          });
         for (int begin = length; begin < steps; begin += length) {
-            multiply<kRowStride, kStepStride>(
-                a + begin * kStepStride, b + begin * kWidth, rows, std::min(length, steps - begin),
-                [=](int row, int j, Vec sum) {
-                    T* at = c + row * kWidth + j * kLanes;
-                    S::store(at, S::load(at) + factor * sum);
-                });
+            multiply<kRowStride, kStepStride>(a + begin * kStepStride, b + begin * kWidth, rows,
+                                              std::min(length, steps - begin),
+                                              [=](int row, int j, Vec sum) {
+                                                  T* at = c + row * kWidth + j * kLanes;
+                                                  S::store(at, S::load(at) + factor * sum);
+                                              });
         }
     }
 

@@ -1,4 +1,5 @@
-// Vectors of the compiler's own kind (GCC and Clang), so that one text serves AVX2, AVX-512 and Neon.
+// Vectors of the compiler's own kind (GCC and Clang), so that one text serves every instruction
+// set.
 #pragma once
 
 #include <stdint.h>
@@ -58,9 +59,9 @@ struct ExpConstants<double> {
     static constexpr double kLowest = -708.3;
     static constexpr double kHighest = 709.0;
     static constexpr double kCoefficients[] = {
-        6.9314718055994530942e-1, 2.4022650695910098220e-1, 5.5504108664821594339e-2,
-        9.6181291076068884927e-3, 1.3333558146416935292e-3, 1.5403530441736108213e-4,
-        1.5252733829836149341e-5, 1.3215442587886300878e-6, 1.0178062445826910332e-7,
+        6.9314718055994530942e-1, 2.4022650695910098220e-1,  5.5504108664821594339e-2,
+        9.6181291076068884927e-3, 1.3333558146416935292e-3,  1.5403530441736108213e-4,
+        1.5252733829836149341e-5, 1.3215442587886300878e-6,  1.0178062445826910332e-7,
         7.0725859563471232540e-9, 4.4549606019592227699e-10,
     };
 };
@@ -77,8 +78,8 @@ inline typename Simd<T, kVectorBytes>::Vec Simd<T, kVectorBytes>::exp(Vec x) {
     for (int i = kTerms - 2; i >= 0; --i) q = q * f + C::kCoefficients[i];
     const Vec two_to_f = q * f + T{1};
     // 2^n: n goes straight into the exponent's bits.
-    const Mask bits = reinterpret_cast<Mask>(two_to_f) +
-                      (reinterpret_cast<Mask>(shifted) << C::kMantissaBits);
+    const Mask bits =
+        reinterpret_cast<Mask>(two_to_f) + (reinterpret_cast<Mask>(shifted) << C::kMantissaBits);
     const Vec result = reinterpret_cast<Vec>(bits);
     const Vec above = x > C::kHighest ? broadcast(std::numeric_limits<T>::infinity()) : result;
     return x < C::kLowest ? Vec{} : above;

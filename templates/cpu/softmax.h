@@ -19,8 +19,7 @@ inline void online_softmax(T* scores, int keys, T* row_max, T* row_sum, T* resca
     for (int n = 0; n < keys; ++n) {
 #pragma GCC unroll 8
         for (int j = 0; j < kVecs; ++j) {
-            new_max[j] =
-                S::max(S::load(scores + n * Panel::kWidth + j * S::kLanes), new_max[j]);
+            new_max[j] = S::max(S::load(scores + n * Panel::kWidth + j * S::kLanes), new_max[j]);
         }
     }
     for (int j = 0; j < kVecs; ++j) {
@@ -59,9 +58,7 @@ struct LaneStats {
 template <typename Panel, typename T>
 struct RowStats {
     const T* values;
-    typename Panel::Vec operator()(int row, int) const {
-        return Panel::S::broadcast(values[row]);
-    }
+    typename Panel::Vec operator()(int row, int) const { return Panel::S::broadcast(values[row]); }
 };
 
 // Scores S become P = exp(S - lse), dscores dP become dS = P (dP - delta); both [rows][kWidth].

@@ -1,14 +1,15 @@
-// Philox4x32-7, the counter-based generator behind dropout: one definition for C++ and CUDA, so that
-// every target drops the same elements.
+// Philox4x32-7, the counter-based generator behind dropout: one definition for C++ and CUDA, so
+// that every target drops the same elements.
 //
-// Element (b, h, q, kv) of a call is a pure function of (seed, offset, b, h, q, kv). One block of 16
-// bytes serves the elements of one `lane` of a block of 16 queries x kDropoutBlockKeys keys, in the
-// order in which a warp holds an m16n8 accumulator:
-//   counter = (kv / kDropoutBlockKeys, (q / 16) * 32 + lane, b * num_heads + h, offset / 4)
+// Element (b, h, q, kv) of a call is a pure function of (seed, offset, b, h, q, kv). One block of
+// 16 bytes serves the elements of one `lane` of a block of 16 queries x kBlockKeys keys (32 with 8
+// bits an element, 16 with 16 bits), in the order in which a warp holds an m16n8 accumulator:
+//   counter = (kv / kBlockKeys, (q / 16) * 32 + lane, b * num_heads + h, offset / 4)
 //   lane    = (q % 8) * 4 + (kv % 8) / 2
-//   index   = (kv % kDropoutBlockKeys) / 8 * 4 + (q % 16) / 8 * 2 + kv % 2
-// and the element's value is byte `index` (8 bits; blocks of 32 keys), or bytes 2 * index, low first,
-// and 2 * index + 1 (16 bits; blocks of 16 keys). It is dropped iff that value < dropout_threshold.
+//   index   = (kv % kBlockKeys) / 8 * 4 + (q % 16) / 8 * 2 + kv % 2
+// The element's value is byte `index`, or with 16 bits the bytes 2 * index (low) and 2 * index + 1.
+// It is dropped iff its value < dropout_threshold.
+//
 // Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.3.
 #pragma once
 
@@ -36,7 +37,7 @@ constexpr uint32_t kPhiloxMultiplierX = 0xD2511F53u;
 constexpr uint32_t kPhiloxMultiplierZ = 0xCD9E8D57u;
 constexpr uint32_t kPhiloxWeylX = 0x9E3779B9u;  // golden ratio
 constexpr uint32_t kPhiloxWeylY = 0xBB67AE85u;  // sqrt(3) - 1
-constexpr int kPhiloxRounds = 7;                // the fewest that pass BigCrush
+constexpr int kPhiloxRounds = 7;  // the fewest that pass BigCrush
 
 FLASHGEN_HOST_DEVICE Uint4x32 philox4x32_7(Uint4x32 counter, Uint2x32 key) {
 #ifdef __CUDA_ARCH__
