@@ -73,6 +73,7 @@ def _lines(entries: dict[str, CatalogueEntry], units: list[Unit]) -> Iterator[st
         yield ""
         yield f"{unit.request.pass_name} on {unit.request.target.name}"
         yield from _plan_lines(unit.plan)
+        yield _line("flags", " ".join(unit.flags))
         yield from _artifact_lines(unit.request)
 
 
@@ -161,6 +162,7 @@ def _as_data(entry: CatalogueEntry, unit: Unit) -> dict[str, Any]:
         "family": unit.plan.family,
         "reason": unit.plan.reason,
         "plan": unit.plan.describe(),
+        "flags": list(unit.flags),
         "source_name": unit.rendered.name,
         "source": unit.rendered.text,
         "headers": [name for name, _ in unit.rendered.headers],
