@@ -200,9 +200,7 @@ class CpuPlan(KernelPlan):
         return (lines | 1) * CACHE_LINE_BYTES // self.accumulator_bytes
 
 
-def plan(
-    variant: Variant, pass_name: str, target: Target, family: str, reason: str
-) -> CpuPlan:
+def plan(variant: Variant, pass_name: str, target: Target, family: str, reason: str) -> CpuPlan:
     """The plan that ships: AVX2, 4 x 3 register block, 96 rows a task, 64 rows a step."""
     return CpuPlan(
         variant=variant,
