@@ -106,8 +106,10 @@ def test_show_of_what_is_not_built_says_how(run, tmp_path):
 
 
 def test_verify_prints_a_table_and_fails_beyond_the_bound(run, built, monkeypatch):
+    before = run("cache", "ls").output
     good = run("verify", KEY)
     assert good.exit_code == exits.OK, good.output
+    assert run("cache", "ls").output == before, "verify built again what build had built"
     assert good.output.split()[:3] == ["key", "target", "pass"] and "FAILED" not in good.output
 
     from flashgen.runtime import verify

@@ -48,6 +48,7 @@ def test_every_error_kind_is_listed():
         (["generate", "d64-bf16", "--arch", "cpu"], ["-o"]),
         (["generate", "--check", "d64-bf16"], ["--check"]),
         (["cache", "rm"], ["--all"]),
+        (["verify", "d16-fp32", "--device", "gpu"], ["--device"]),
         (["cache", "gc", "--older-than", "soon"], ["30d"]),
         (["nonsense"], ["nonsense"]),
     ],

@@ -109,7 +109,10 @@ def _read_age(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     help="Also remove kernels built longer ago than this, such as 30d, 12h or 5m.",
 )
 def collect(older_than_seconds: float | None) -> None:
-    """Remove what nothing can load: killed builds, replaced kernels, leftovers."""
+    """Remove what nothing can load.
+
+    That is killed builds, replaced kernels and the leftovers of both.
+    """
     _say(cache_ops.gc(paths.cache_root(), older_than_seconds=older_than_seconds))
 
 
@@ -127,7 +130,10 @@ def _read_target(ctx: click.Context, param: click.Parameter, value: str | None) 
 )
 @click.option("--all", "everything", is_flag=True, help="Every kernel (of --arch, if given).")
 def remove(keys: tuple[str, ...], target: Target | None, everything: bool) -> None:
-    """Remove the kernels of KEY; a running program keeps what it has loaded."""
+    """Remove the kernels of KEY.
+
+    A running program keeps what it has loaded.
+    """
     if bool(keys) == everything:
         raise click.UsageError("name the KEYs to remove, or say --all.")
     root = paths.cache_root()
@@ -144,7 +150,10 @@ def remove(keys: tuple[str, ...], target: Target | None, everything: bool) -> No
 @command.command("verify")
 @json_option
 def check(as_json: bool) -> None:
-    """Check every file against its checksum; exits with 1 when one is damaged."""
+    """Check every file against its checksum.
+
+    Exits with 1 when one is damaged; the next load builds that kernel again.
+    """
     root = paths.cache_root()
     faults = cache_ops.verify(root)
     if as_json:
