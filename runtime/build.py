@@ -230,11 +230,11 @@ class _Batch:
 
     def _try_lock(self, unit: Unit) -> filelock.FileLock | None:
         lock = self.cache.lock(unit)
-        try:
-            with writing(self.cache.writable_root):
+        with writing(self.cache.writable_root):
+            try:
                 lock.acquire(blocking=False)
-        except filelock.Timeout:
-            return None
+            except filelock.Timeout:  # is an OSError, so it must not reach `writing`
+                return None
         return lock
 
     def _tell(self, event: BuildEvent) -> None:

@@ -133,24 +133,24 @@ def gc(root: Path, *, older_than_seconds: float | None = None) -> Removed:
     Raises:
         CacheError: when the cache can't be written.
     """
-    now = time.time()
-    served: set[Path] = set()
+    kept: set[Path] = set()
     doomed: list[Path] = []
+    dropped: set[Path] = set()
     for path in _pointers(root):
         artifact = _artifact(root, path)
-        if artifact is None or (
-            older_than_seconds is not None and now - _newest(artifact.directory) > older_than_seconds
-        ):
+        if artifact is None:
             doomed.append(path)
+        elif older_than_seconds is not None and _age(artifact.directory) > older_than_seconds:
+            doomed.append(path)
+            dropped.add(artifact.directory)
         else:
-            served.add(artifact.directory)
-    fresh = (lambda path: now - _newest(path) < IN_USE_SECONDS)
-    expired = older_than_seconds is not None
-    dropped = {root / p.directory for p in map(read_pointer, doomed) if p} if expired else set()
-    for directory in _build_directories(root):
-        if directory not in served and (directory in dropped or not fresh(directory)):
-            doomed.append(directory)
-    doomed += [path for path in _leftovers(root) if not fresh(path)]
+            kept.add(artifact.directory)
+    doomed += [
+        directory
+        for directory in _build_directories(root)
+        if directory not in kept and (directory in dropped or _age(directory) > IN_USE_SECONDS)
+    ]
+    doomed += [path for path in _leftovers(root) if _age(path) > IN_USE_SECONDS]
     return _remove(root, doomed)
 
 
@@ -214,15 +214,15 @@ def _leftovers(root: Path) -> Iterator[Path]:
         yield from sorted((root / name).rglob(f".*{TEMPORARY_SUFFIX}"))
 
 
-def _newest(path: Path) -> float:
-    """When ``path`` or anything in it was last written; 0 where it has just gone."""
+def _age(path: Path) -> float:
+    """Seconds since ``path`` or anything in it was last written."""
     times = []
     for part in (path, *path.rglob("*")):
         try:
             times.append(part.stat().st_mtime)
         except OSError:  # a build in another process may be moving things
             continue
-    return max(times, default=0.0)
+    return time.time() - max(times, default=0.0)
 
 
 def _size(path: Path) -> int:

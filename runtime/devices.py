@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..generator.arch import TARGETS, Target, target_for_capability
 from ..generator.errors import PlanError, ToolchainError
@@ -116,4 +116,5 @@ def _capability(device: torch.device) -> tuple[int, int]:
 def _smem_limit(device: torch.device) -> int:
     import torch
 
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks the field
+    return int(properties.shared_memory_per_block_optin)

@@ -6,6 +6,7 @@ import logging
 
 from . import knobs
 
+_NAME = "flashgen"
 _LEVELS = {
     "off": logging.CRITICAL + 1,
     "error": logging.ERROR,
@@ -17,7 +18,7 @@ _LEVELS = {
 
 def logger() -> logging.Logger:
     """The logger ``flashgen``, made ready on first use so that importing changes nothing."""
-    log = logging.getLogger("flashgen")
+    log = logging.getLogger(_NAME)
     if log.level == logging.NOTSET:
         log.setLevel(_LEVELS[knobs.LOG.get()])
     if not log.hasHandlers():

@@ -297,8 +297,8 @@ def _ask_nvcc(path: Path) -> _Identity:
 
 def _ask_host(path: Path) -> _Identity:
     first = next(iter(_output([str(path), "--version"]).splitlines()), "")
-    version = _output([str(path), "-dumpfullversion", "-dumpversion"]).strip()
-    if not re.match(r"\d", version):
+    version = next(iter(_output([str(path), "-dumpfullversion", "-dumpversion"]).split()), "")
+    if not version[:1].isdigit():
         raise ToolchainError(
             f"toolchain: {path} --version: expected a C++ compiler's version, got "
             f"{first[:200]!r}. {INSTALL_HOST}."

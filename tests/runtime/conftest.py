@@ -1,4 +1,4 @@
-"""What the tests of building, caching and loading share: a cache of their own, counted compilers."""
+"""What the tests of building, caching and loading share: a cache, a compiler that counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flashgen.runtime.cache import Cache
 
 @dataclass(frozen=True)
 class CountingCompiler:
-    """A g++ that notes each compilation; what it adds to the command can be changed."""
+    """A host compiler that notes each compilation, and whose doings a test can set."""
 
     path: Path
     log: Path
@@ -27,21 +27,30 @@ class CountingCompiler:
     def compilations(self) -> int:
         return len(self.log.read_text().splitlines()) if self.log.exists() else 0
 
-    def write(self, extra: str = "-O0", before: str = "") -> None:
-        """Make the script: ``before`` is shell run ahead of a compilation, ``extra`` its flags."""
+    def write(self, before: str = "", version: str = "12.2.0") -> None:
+        """Be one that compiles nothing, for tests that load nothing: the output is a stub.
+
+        ``before`` is shell that runs ahead of each compilation, in the unit's directory.
+        """
+        stub = 'while [ "$1" != -o ]; do shift; done; echo stub > "$2"'
+        self._write(f'case "$*" in *version*) echo {version}; exit;; esac', before, stub)
+
+    def write_real(self, before: str = "") -> None:
+        """Be g++, without optimising."""
         real = shutil.which("g++")
-        self.path.write_text(
-            "#!/bin/sh\n"
-            f'case "$*" in *version*) exec {real} "$@";; esac\n'
-            f"echo run >> {shlex.quote(str(self.log))}\n{before}\n"
-            f'exec {real} "$@" {extra}\n'
+        self._write(
+            f'case "$*" in *version*) exec {real} "$@";; esac', before, f'exec {real} "$@" -O0'
         )
+
+    def _write(self, version: str, before: str, compile_command: str) -> None:
+        note = f"echo run >> {shlex.quote(str(self.log))}"
+        self.path.write_text("\n".join(("#!/bin/sh", version, note, before, compile_command, "")))
         self.path.chmod(0o755)
 
 
 @pytest.fixture
 def compiler(tmp_path, monkeypatch) -> CountingCompiler:
-    """The host compiler is a counting one, which doesn't optimise, so that builds are quick."""
+    """The host compiler is a counting one."""
     counting = CountingCompiler(tmp_path / "counting-g++", tmp_path / "compilations.log")
     counting.write()
     monkeypatch.setenv("CXX", str(counting.path))
