@@ -179,6 +179,11 @@ class Sm80BackwardPlan(Sm80Plan):
         return _stack(buffers)
 
     @property
+    def dq_warps_m(self) -> int:
+        """Warps along the queries in dQ's product, 16 rows each; the others split its columns."""
+        return self.tile_m // 16
+
+    @property
     def registers_estimate(self) -> int:
         """Accumulators of dK, dV, S and dP, and the overhead."""
         columns = (self.padded_qk + self.padded_v) / self.head_splits
@@ -193,10 +198,10 @@ class Sm80BackwardPlan(Sm80Plan):
                 f"plan: {self.name}: expected tile_n = 16 * num_warps / head_splits, got "
                 f"{self.tile_n}, {self.num_warps} and {self.head_splits}."
             )
-        if self.tile_m % 16 or self.num_warps % min(self.num_warps, self.tile_m // 16):
+        if self.tile_m % 16 or self.num_warps % (self.tile_m // 16):
             raise PlanError(
-                f"plan: {self.name}: expected tile_m in multiples of 16 that divide among "
-                f"{self.num_warps} warps, got {self.tile_m}."
+                f"plan: {self.name}: expected tile_m = 16 times a divisor of {self.num_warps} "
+                f"warps, got {self.tile_m}."
             )
         return super().check()
 
@@ -236,10 +241,16 @@ def candidates(
 
 
 def _forward(variant: Variant) -> Iterator[dict[str, int]]:
-    """Tiles in order of preference: rows per warp first, since each K and V fragment is then used
-    twice; above 128 columns two row blocks a warp no longer fit in registers."""
-    if max(variant.head_dim, variant.head_dim_v) <= 128:
+    """Tiles in order of preference.
+
+    Rows per warp first, since each K and V fragment is then used twice. Above 96 columns 64 keys
+    spill a few registers, above 128 two row blocks a warp no longer fit.
+    """
+    columns = max(variant.head_dim, variant.head_dim_v)
+    if columns <= 96:
         shapes = [(128, 64, 4), (128, 32, 4), (128, 128, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4)]
+    elif columns <= 128:
+        shapes = [(128, 32, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4)]
     else:
         shapes = [(128, 64, 8), (64, 64, 4), (64, 32, 4)]
     for tile_m, tile_n, num_warps in shapes:

@@ -14,7 +14,7 @@ struct Fp16 {
     // Two floats as one register: `lo` in the low half.
     static __device__ __forceinline__ uint32_t pack(float lo, float hi) {
         uint32_t r;
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(r) : "f"(hi), "f"(lo));
+        asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(r) : "f"(hi), "f"(lo));
         return r;
     }
     static __device__ __forceinline__ float2 unpack(uint32_t r) {
@@ -41,7 +41,7 @@ struct Bf16 {
 
     static __device__ __forceinline__ uint32_t pack(float lo, float hi) {
         uint32_t r;
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(r) : "f"(hi), "f"(lo));
+        asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(r) : "f"(hi), "f"(lo));
         return r;
     }
     static __device__ __forceinline__ float2 unpack(uint32_t r) {
@@ -56,5 +56,13 @@ struct Bf16 {
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     }
 };
+
+// The dot product of two pairs.
+template <typename Element>
+__device__ __forceinline__ float dot_pair(uint32_t a, uint32_t b) {
+    const float2 x = Element::unpack(a);
+    const float2 y = Element::unpack(b);
+    return x.x * y.x + x.y * y.y;
+}
 
 }  // namespace flashgen

@@ -9,7 +9,8 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes to shared memory behind the thread's back; writes zeros where !valid.
+// Copies 16 bytes to shared memory behind the thread's back; writes zeros where !valid, and then
+// never reads gmem.
 __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* gmem, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(smem), "l"(gmem),
                  "r"(valid ? 16 : 0)

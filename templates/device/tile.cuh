@@ -56,40 +56,32 @@ struct SmemTile {
 
     // Starts copying rows [0, kRows) of kHeadDim elements from global memory; rows from
     // `num_rows` up become zeros, so that nothing past a sequence's end reaches a product.
+    // `source` is thread_source() of the tile's first row.
     template <int kHeadDim, int kNumThreads, typename Element>
-    __device__ __forceinline__ void load_async(const Element* gmem, int64_t row_stride,
+    __device__ __forceinline__ void load_async(const Element* source, int64_t row_stride,
                                                int num_rows) const {
-        constexpr int kChunks = kHeadDim / 8;  // of 16 bytes, a row
-        constexpr int kTotal = kRows * kChunks;
-        constexpr int kSteps = (kTotal + kNumThreads - 1) / kNumThreads;
-        if constexpr (kNumThreads % kChunks == 0) {
-            // A thread keeps its column and walks down the rows: one pointer, not one a step.
-            constexpr int kRowStep = kNumThreads / kChunks;
-            const int first_row = threadIdx.x / kChunks;
-            const int col = threadIdx.x % kChunks * 8;
-            const Element* source = gmem + first_row * row_stride + col;
+        constexpr int kChunks = kHeadDim / 8;            // of 16 bytes, a row
+        constexpr int kRowStep = kNumThreads / kChunks;  // rows that the block copies at once
+        const int first_row = threadIdx.x / kChunks;
+        const int col = threadIdx.x % kChunks * 8;
+        if (kNumThreads % kChunks != 0 && first_row >= kRowStep) return;
 #pragma unroll
-            for (int i = 0; i < kSteps; ++i) {
-                const int row = first_row + i * kRowStep;
-                if (kTotal % kNumThreads == 0 || row < kRows) {
-                    const bool valid = row < num_rows;
-                    // An invalid row's address is never read, but must be one.
-                    cp_async_16(at(row, col), valid ? source : gmem, valid);
-                    source += kRowStep * row_stride;
-                }
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < kSteps; ++i) {
-                const int chunk = threadIdx.x + i * kNumThreads;
-                const int row = chunk / kChunks;
-                const int col = chunk % kChunks * 8;
-                if (kTotal % kNumThreads == 0 || chunk < kTotal) {
-                    const bool valid = row < num_rows;
-                    cp_async_16(at(row, col), gmem + (valid ? row : 0) * row_stride + col, valid);
-                }
+        for (int i = 0; i < (kRows + kRowStep - 1) / kRowStep; ++i) {
+            const int row = first_row + i * kRowStep;
+            if (kRows % kRowStep == 0 || row < kRows) {
+                cp_async_16(at(row, col), source, row < num_rows);
+                source += kRowStep * row_stride;
             }
         }
+    }
+
+    // Where this thread's share of load_async begins: a pointer that the caller moves from tile to
+    // tile, so that its address is not computed anew each time.
+    template <int kHeadDim, int kNumThreads, typename Element>
+    static __device__ __forceinline__ const Element* thread_source(const Element* gmem,
+                                                                   int64_t row_stride) {
+        constexpr int kChunks = kHeadDim / 8;
+        return gmem + threadIdx.x / kChunks * row_stride + threadIdx.x % kChunks * 8;
     }
 
     // Zeroes the columns from kHeadDim to kCols, which load_async never touches.
