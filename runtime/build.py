@@ -68,8 +68,8 @@ def build(
 ) -> list[Artifact]:
     """The binaries of ``requests``, in their order, compiled where the cache lacks them.
 
-    Several processes that want the same binary compile it once. All that can be built is built
-    and kept before an error is raised.
+    Several processes that want the same binary compile it once. A unit that fails doesn't keep
+    the others from being compiled and kept.
 
     Args:
         requests: what is wanted; the same one may come twice.
@@ -98,7 +98,11 @@ def build(
     if missing:
         batch = _Batch(cache, default_jobs(jobs), force, progress, len(missing))
         found |= batch.run(missing)
-    return [found[one.identity] for one in wanted]
+    artifacts = [found[one.identity] for one in wanted]
+    for one, artifact in zip(wanted, artifacts, strict=True):
+        if one.request.strict:  # a build that wasn't strict may have put it there
+            refuse_lost_speed(artifact.manifest, artifact.directory)
+    return artifacts
 
 
 class _Wanted:
@@ -119,10 +123,7 @@ class _Wanted:
         return self.unit.source_fingerprint, self.compiler or ""
 
     def lookup(self, cache: Cache) -> Artifact | None:
-        artifact = cache.lookup(self.unit, self.compiler)
-        if artifact is not None and self.request.strict:
-            refuse_lost_speed(artifact.manifest, artifact.directory)
-        return artifact
+        return cache.lookup(self.unit, self.compiler)
 
     def job(self) -> Job:
         if self.compiler is None:

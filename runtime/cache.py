@@ -161,13 +161,17 @@ class Cache:
         return Artifact(directory, manifest)
 
     def lock(self, unit: Unit) -> filelock.FileLock:
-        """The lock of (key, pass, target, family); the kernel frees it when its holder dies.
+        """The lock on building ``unit``; the kernel frees it when its holder dies.
+
+        It only saves work: two builds of one unit would both be sound. The name has part of the
+        fingerprint so that several plans of one key can be built side by side.
 
         Raises:
             CacheError: when the cache can't be written.
         """
         chosen = unit.plan
-        name = f"{chosen.target.name}-{chosen.family}-{chosen.pass_name}-{chosen.variant.key}"
+        kind = f"{chosen.target.name}-{chosen.family}-{chosen.pass_name}"
+        name = f"{kind}-{chosen.variant.key}-{unit.source_fingerprint[:8]}"
         root = self.writable_root
         directory = root / LOCKS
         with writing(root):

@@ -12,6 +12,7 @@ from ..generator.arch import TARGETS
 from .atomic import TEMPORARY_SUFFIX
 from .cache import (
     BATCHES,
+    LOCKS,
     POINTERS,
     SERVICE_DIRECTORIES,
     Artifact,
@@ -123,8 +124,8 @@ def usage(root: Path) -> Usage:
 def gc(root: Path, *, older_than_seconds: float | None = None) -> Removed:
     """Remove what no lookup can find, and on request what was built long ago.
 
-    Directories of builds that failed or were killed, replaced binaries, dead pointers and
-    leftovers of ninja go, unless they were written within the last hour.
+    Directories of builds that failed or were killed, replaced binaries, dead pointers, leftovers
+    of ninja and old locks go, unless they were written within the last hour.
 
     Args:
         root: the cache's directory.
@@ -208,8 +209,9 @@ def _build_directories(root: Path) -> Iterator[Path]:
 
 
 def _leftovers(root: Path) -> Iterator[Path]:
-    if (root / BATCHES).is_dir():
-        yield from sorted((root / BATCHES).iterdir())
+    for name in (BATCHES, LOCKS):  # a lock only saves work, so an old one may go even if held
+        if (root / name).is_dir():
+            yield from sorted((root / name).iterdir())
     for name in SERVICE_DIRECTORIES:
         yield from sorted((root / name).rglob(f".*{TEMPORARY_SUFFIX}"))
 

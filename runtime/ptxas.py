@@ -103,7 +103,8 @@ def kernel_name(symbol: str) -> str:
     while match := _MANGLED_PART.match(rest):
         length = int(match[1])
         part = rest[match.end() : match.end() + length]
-        parts.append("(anonymous)" if part.startswith("_GLOBAL__N_") else part)
+        if not part.startswith("_GLOBAL__N_"):  # an anonymous namespace tells a reader nothing
+            parts.append(part)
         rest = rest[match.end() + length :].removeprefix("L")
         if symbol[2] != "N":
             break

@@ -68,6 +68,19 @@ def test_the_same_request_twice_is_built_once(cache, compiler, request_for):
     assert compiler.compilations == 2
 
 
+def test_two_plans_of_one_key_are_built_side_by_side(cache, compiler, request_for):
+    # each compiler waits until the other has started
+    compiler.write(
+        before=f"for i in $(seq 500); do [ $(wc -l < '{compiler.log}') = 2 ] && break; "
+        "sleep 0.02; done; [ $i != 500 ] || exit 1"
+    )
+    pinned = request_for(pins=(("tile_n", 32),))
+    one, other = build([request_for(), pinned], cache=cache, jobs=2)
+    assert one.library != other.library
+    assert other.manifest.plan["tile_n"] == 32
+    assert find(pinned, cache=cache) == other
+
+
 def test_force_builds_again_under_another_path(cache, compiler, request_for):
     (first,) = build([request_for()], cache=cache)
     (second,) = build([request_for()], cache=cache, force=True)

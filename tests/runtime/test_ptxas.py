@@ -71,7 +71,7 @@ def test_other_warnings_are_kept_but_cost_no_speed():
         ("_Z4kernPfi", "kern"),
         ("_ZL4kernPfi", "kern"),
         ("_ZN8flashgen3fwdILi64EEEvPf", "flashgen::fwd"),
-        ("_ZN8flashgen12_GLOBAL__N_13fwdEPf", "flashgen::(anonymous)::fwd"),
+        ("_ZN8flashgen12_GLOBAL__N_13fwdEPf", "flashgen::fwd"),
         ("fwd_d64", "fwd_d64"),
         ("_Zodd", "_Zodd"),
     ],
