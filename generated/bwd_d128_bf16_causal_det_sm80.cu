@@ -1,0 +1,538 @@
+// flashgen 0.1.0 | d128-bf16-causal-det | sm80 | bwd | generated: do not edit
+//
+// With S = softmax_scale * Q @ K^T, P = exp(S - lse) where visible, D = dropout's 0 or scale:
+//   dV = (D * P)^T @ dO,   dP = D * (dO @ V^T),   dS = P * (dP - delta),
+//   dQ = softmax_scale * dS @ K,   dK = softmax_scale * dS^T @ Q,   delta = rowsum(dO * out) - dlse.
+// P is computed anew from Q, K and lse; nothing of size seqlen_q x seqlen_k exists. A thread block
+// owns kTileN keys of one K/V head and walks the queries that may see them, of all heads that share
+// it. A warp computes the transposed tiles S^T and dS^T of its own 16 keys, so both feed dV and dK
+// from registers.
+#include "device/product.cuh"
+#include "device/view.cuh"
+#include "host/attention_args.h"
+#include "host/launch.cuh"
+
+#define FLASHGEN_HOOK __device__ __forceinline__
+
+namespace {
+
+using namespace flashgen;
+
+// ---- Variant ----
+using Element = Bf16;
+constexpr int kHeadDim = 128;     // of Q and K
+constexpr int kHeadDimV = 128;  // of V and out
+// ---- Plan ----
+constexpr int kTileM = 64;  // queries of a step
+constexpr int kTileN = 128;  // keys of a thread block
+constexpr int kNumStages = 2;  // tiles of Q and dO in flight
+constexpr int kNumWarps = 8;
+constexpr int kNumThreads = 32 * kNumWarps;
+constexpr int kMinBlocks = 1;  // resident on a multiprocessor
+constexpr int kHeadSplits = 1;  // warps that share 16 keys, each with its columns of dK, dV
+constexpr int kBlocksM = kTileM / 8;               // n8 blocks of a score tile
+constexpr int kBlocksQk = 128 / 16;  // 16-column blocks of dQ and dK
+constexpr int kBlocksV = 128 / 16;    // of dV
+constexpr int kOwnBlocksQk = (kBlocksQk + kHeadSplits - 1) / kHeadSplits;  // a warp's share
+constexpr int kOwnBlocksV = (kBlocksV + kHeadSplits - 1) / kHeadSplits;
+
+using QTile = SmemTile<kTileM, 128>;
+using KTile = SmemTile<kTileN, 128>;
+using VTile = SmemTile<kTileN, 128>;
+using DoutTile = SmemTile<kTileM, 128>;
+// Shared memory, in bytes
+constexpr int kKOffset = 0;  // 34816: K, then dK
+constexpr int kVOffset = 34816;  // 34816: V, then dV
+constexpr int kQOffset = 69632;  // 34816: 2 tiles of Q
+constexpr int kDoutOffset = 104448;  // 34816: 2 tiles of dO
+constexpr int kLseOffset = 139264;  // 512: 2 tiles of lse
+constexpr int kDeltaOffset = 139776;  // 512: 2 tiles of delta
+constexpr int kSmemBytes = 140288;
+
+// ---- Program: mask = kv_idx <= q_idx + (kv_len - q_len) ----
+// Ranges are half open. Tiles outside a visible range are never visited, tiles inside a full range
+// skip mask_mod; the rest ask mask_mod about every element.
+struct Range {
+    int begin, end;
+};
+
+// Whether query q_idx sees key kv_idx.
+FLASHGEN_HOOK bool mask_mod(int q_idx, int kv_idx, int q_len, int kv_len) {
+    return kv_idx <= q_idx + (kv_len - q_len);
+}
+
+// Queries that some key of [kv_begin, kv_end) is visible to.
+FLASHGEN_HOOK Range visible_queries(int kv_begin, int kv_end, int q_len, int kv_len) {
+    const int begin = max(0, kv_begin - (kv_len - q_len));
+    const int end = q_len;
+    return {begin, max(begin, end)};
+}
+
+// Queries that see every key of [kv_begin, kv_end).
+FLASHGEN_HOOK Range full_queries(int kv_begin, int kv_end, int q_len, int kv_len) {
+    const int begin = max(0, kv_end - 1 - (kv_len - q_len));
+    const int end = q_len;
+    return {begin, max(begin, end)};
+}
+
+// Keys that some query of [q_begin, q_end) may see.
+FLASHGEN_HOOK Range visible_keys(int q_begin, int q_end, int q_len, int kv_len) {
+    const int begin = 0;
+    const int end = min(kv_len, q_end + (kv_len - q_len));
+    return {begin, max(begin, end)};
+}
+
+// Keys that every query of [q_begin, q_end) sees.
+FLASHGEN_HOOK Range full_keys(int q_begin, int q_end, int q_len, int kv_len) {
+    const int begin = 0;
+    const int end = min(kv_len, q_begin + 1 + (kv_len - q_len));
+    return {begin, max(begin, end)};
+}
+
+struct Params {
+    View<const Element> q;     // [batch, seqlen_q, num_heads, kHeadDim]
+    View<const Element> k;     // [batch, seqlen_k, num_heads_kv, kHeadDim]
+    View<const Element> v;     // [batch, seqlen_k, num_heads_kv, kHeadDimV]
+    View<const Element> out;   // [batch, seqlen_q, num_heads, kHeadDimV]
+    View<const Element> dout;  // like out
+    View<Element> dq, dk, dv;  // like q, k, v
+    const float* lse;          // [batch, num_heads, seqlen_q], natural log
+    const float* dlse;         // like lse, or null
+    float* delta;              // [batch, num_heads, num_tiles_m * kTileM]
+    unsigned num_heads, num_heads_kv;
+    unsigned group;  // num_heads / num_heads_kv
+    unsigned num_tiles_m, num_tiles_n;
+    int seqlen_q, seqlen_k;
+    float softmax_scale;
+    float softmax_scale_log2;  // softmax_scale * log2(e)
+};
+
+constexpr float kLog2EFloat = static_cast<float>(kLog2E);
+
+// ---- delta ----
+constexpr int kDeltaThreads = 128;
+constexpr int kLanesPerRow = 8;
+
+// delta = rowsum(dO * out) - dlse, and zeroes for what dQ is summed into. A block owns kTileM
+// queries of one head.
+__global__ void __launch_bounds__(kDeltaThreads)
+    bwd_d128_bf16_causal_det_sm80_delta(const __grid_constant__ Params p) {
+    const int tile_m = blockIdx.x % p.num_tiles_m;
+    const int h = blockIdx.x / p.num_tiles_m % p.num_heads;
+    const int b = blockIdx.x / p.num_tiles_m / p.num_heads;
+    const int64_t head = int64_t{b} * p.num_heads + h;
+    const int lane = threadIdx.x % kLanesPerRow;
+#pragma unroll 1
+    for (int i = threadIdx.x / kLanesPerRow; i < kTileM; i += kDeltaThreads / kLanesPerRow) {
+        const int row = tile_m * kTileM + i;
+        float sum = 0.0f;
+        if (row < p.seqlen_q) {
+            const Element* out = p.out.row(b, h, row);
+            const Element* dout = p.dout.row(b, h, row);
+#pragma unroll
+            for (int col = lane * 8; col < kHeadDimV; col += kLanesPerRow * 8) {
+                const uint4 x = *reinterpret_cast<const uint4*>(out + col);
+                const uint4 y = *reinterpret_cast<const uint4*>(dout + col);
+                sum += dot_pair<Element>(x.x, y.x) + dot_pair<Element>(x.y, y.y);
+                sum += dot_pair<Element>(x.z, y.z) + dot_pair<Element>(x.w, y.w);
+            }
+        }
+#pragma unroll
+        for (int step = kLanesPerRow / 2; step > 0; step /= 2) {
+            sum += __shfl_xor_sync(0xffffffff, sum, step);
+        }
+        if (lane == 0) {
+            if (row < p.seqlen_q && p.dlse != nullptr) sum -= p.dlse[head * p.seqlen_q + row];
+            p.delta[(head * p.num_tiles_m + tile_m) * kTileM + i] = sum;
+        }
+    }
+}
+
+// ---- dQ: in a kernel of its own, so that no sum depends on the order of thread blocks ----
+constexpr int kDqTileM = 64;  // queries of a thread block, 16 a warp
+constexpr int kDqTileN = 32;  // keys of a step
+constexpr int kDqThreads = 2 * kDqTileM;
+
+using DqQTile = SmemTile<kDqTileM, 128>;
+using DqDoutTile = SmemTile<kDqTileM, 128>;
+using DqKTile = SmemTile<kDqTileN, 128>;
+using DqVTile = SmemTile<kDqTileN, 128>;
+constexpr int kDqDoutOffset = DqQTile::kBytes;
+constexpr int kDqKOffset = kDqDoutOffset + DqDoutTile::kBytes;
+constexpr int kDqVOffset = kDqKOffset + DqKTile::kBytes;
+constexpr int kDqSmemBytes = kDqVOffset + DqVTile::kBytes;
+static_assert(kDqSmemBytes <= 166912, "over the target's shared memory");
+
+// dQ = softmax_scale * dS @ K. A thread block owns kDqTileM queries and walks the keys they see.
+__global__ void __launch_bounds__(kDqThreads)
+    bwd_d128_bf16_causal_det_sm80_dq(const __grid_constant__ Params p) {
+    extern __shared__ __align__(128) uint8_t smem[];
+    const uint32_t smem_base = smem_address(smem);
+    const DqQTile q_smem{smem_base};
+    const DqDoutTile dout_smem{smem_base + kDqDoutOffset};
+    const DqKTile k_smem{smem_base + kDqKOffset};
+    const DqVTile v_smem{smem_base + kDqVOffset};
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+
+    const unsigned num_tiles = (p.seqlen_q + kDqTileM - 1) / kDqTileM;
+    const int tile_m = num_tiles - 1 - blockIdx.x % num_tiles;  // most keys first
+    const int h = blockIdx.x / num_tiles % p.num_heads;
+    const int b = blockIdx.x / num_tiles / p.num_heads;
+    const int h_kv = h / p.group;
+    const int q_begin = tile_m * kDqTileM;
+    const int num_rows = min(kDqTileM, p.seqlen_q - q_begin);
+    const Range visible = visible_keys(q_begin, q_begin + num_rows, p.seqlen_q, p.seqlen_k);
+    const Range full = full_keys(q_begin, q_begin + num_rows, p.seqlen_q, p.seqlen_k);
+
+    q_smem.clear_padding<kHeadDim, kDqThreads>();
+    k_smem.clear_padding<kHeadDim, kDqThreads>();
+    dout_smem.clear_padding<kHeadDimV, kDqThreads>();
+    v_smem.clear_padding<kHeadDimV, kDqThreads>();
+    q_smem.load_async<kHeadDim, kDqThreads>(
+        DqQTile::thread_source<kHeadDim, kDqThreads>(p.q.row(b, h, q_begin), p.q.row_stride),
+        p.q.row_stride, num_rows);
+    dout_smem.load_async<kHeadDimV, kDqThreads>(
+        DqDoutTile::thread_source<kHeadDimV, kDqThreads>(p.dout.row(b, h, q_begin),
+                                                         p.dout.row_stride),
+        p.dout.row_stride, num_rows);
+
+    // Row statistics of the lane's two rows; a row past the end has dO = 0 and adds nothing.
+    const int64_t head = int64_t{b} * p.num_heads + h;
+    float lse_log2[2], delta[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int row = q_begin + warp * 16 + fragment_row(lane, 2 * r);
+        const bool exists = row < p.seqlen_q;
+        lse_log2[r] = exists ? p.lse[head * p.seqlen_q + row] * kLog2EFloat : 0.0f;
+        delta[r] = exists ? p.delta[head * p.num_tiles_m * kTileM + row] : 0.0f;
+    }
+    float dq[kBlocksQk][2][4] = {};
+    for (int kv_begin = visible.begin / kDqTileN * kDqTileN; kv_begin < visible.end;
+         kv_begin += kDqTileN) {
+        k_smem.load_async<kHeadDim, kDqThreads>(
+            DqKTile::thread_source<kHeadDim, kDqThreads>(p.k.row(b, h_kv, kv_begin),
+                                                         p.k.row_stride),
+            p.k.row_stride, p.seqlen_k - kv_begin);
+        v_smem.load_async<kHeadDimV, kDqThreads>(
+            DqVTile::thread_source<kHeadDimV, kDqThreads>(p.v.row(b, h_kv, kv_begin),
+                                                          p.v.row_stride),
+            p.v.row_stride, p.seqlen_k - kv_begin);
+        cp_async_commit();
+        cp_async_wait<0>();
+        __syncthreads();  // Q, dO, K and V have landed
+
+        float s[kDqTileN / 8][4] = {};
+        float ds[kDqTileN / 8][4] = {};
+        multiply_rows<Element>(s, q_smem, warp * 16, k_smem, lane);
+        multiply_rows<Element>(ds, dout_smem, warp * 16, v_smem, lane);
+        const bool masked = kv_begin < full.begin || kv_begin + kDqTileN > full.end;
+#pragma unroll
+        for (int n = 0; n < kDqTileN / 8; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float probability =
+                    exp2_approx(s[n][i] * p.softmax_scale_log2 - lse_log2[i / 2]);
+                if (masked) {
+                    const int q_idx = q_begin + warp * 16 + fragment_row(lane, i);
+                    const int kv_idx = kv_begin + n * 8 + fragment_col(lane, i);
+                    const bool visible_here = kv_idx < p.seqlen_k &&
+                                              mask_mod(q_idx, kv_idx, p.seqlen_q, p.seqlen_k);
+                    if (!visible_here) probability = 0.0f;
+                }
+                ds[n][i] = probability * (ds[n][i] - delta[i / 2]);
+            }
+        }
+        multiply_accumulated<Element, kBlocksQk>(dq, ds, k_smem, 0, lane);
+        __syncthreads();  // everyone is done with K and V
+    }
+
+    cp_async_commit();
+    cp_async_wait<0>();  // Q and dO, where there was no step to wait for
+    __syncthreads();     // everyone is done with Q, whose place dQ takes
+    store_blocks<Element, kBlocksQk>(dq, p.softmax_scale, q_smem, warp * 16, 0, lane);
+    __syncthreads();  // rows of the tile come from several warps where a store crosses them
+    q_smem.store<kHeadDim, kDqThreads>(p.dq.row(b, h, q_begin), p.dq.row_stride, num_rows);
+}
+
+// Turns S^T into P^T [16 keys, kTileM]; `masked` where some key may be hidden from some query.
+__device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const float* lse_smem,
+                                              bool masked, int q_begin, int kv_first,
+                                              const Params& p, int lane) {
+#pragma unroll
+    for (int m = 0; m < kBlocksM; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float lse_log2 = lse_smem[m * 8 + fragment_col(lane, i)] * kLog2EFloat;
+            s[m][i] = exp2_approx(s[m][i] * p.softmax_scale_log2 - lse_log2);
+        }
+    }
+    if (!masked) return;
+    // After the exponential: a row that sees no key has lse = -inf, and exp2(s + inf) is no number.
+#pragma unroll
+    for (int m = 0; m < kBlocksM; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int q_idx = q_begin + m * 8 + fragment_col(lane, i);
+            const int kv_idx = kv_first + fragment_row(lane, i);
+            const bool visible =
+                kv_idx < p.seqlen_k && mask_mod(q_idx, kv_idx, p.seqlen_q, p.seqlen_k);
+            if (!visible) s[m][i] = 0.0f;
+        }
+    }
+}
+
+__global__ void __launch_bounds__(kNumThreads, kMinBlocks)
+    bwd_d128_bf16_causal_det_sm80(const __grid_constant__ Params p) {
+    extern __shared__ __align__(128) uint8_t smem[];
+    const uint32_t smem_base = smem_address(smem);
+    const KTile k_smem{smem_base + kKOffset};
+    const VTile v_smem{smem_base + kVOffset};
+    const float* lse_smem = reinterpret_cast<const float*>(smem + kLseOffset);
+    const float* delta_smem = reinterpret_cast<const float*>(smem + kDeltaOffset);
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    const int key_block = warp / kHeadSplits;  // 16 keys
+    const int part = warp % kHeadSplits;       // of the columns of dK and dV
+
+    // The first keys come first: with a causal mask they have the most queries.
+    const int tile_n = blockIdx.x % p.num_tiles_n;
+    const int h_kv = blockIdx.x / p.num_tiles_n % p.num_heads_kv;
+    const int b = blockIdx.x / p.num_tiles_n / p.num_heads_kv;
+    const int kv_begin = tile_n * kTileN;
+    const int num_keys = min(kTileN, p.seqlen_k - kv_begin);
+
+    const Range visible =
+        visible_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
+    const Range full = full_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
+    const int first_tile = visible.begin / kTileM;
+    const int num_tiles = visible.begin < visible.end
+                              ? (visible.end + kTileM - 1) / kTileM - first_tile
+                              : 0;
+    const int num_steps = num_tiles * p.group;
+
+    // Starts copying what a step reads: Q, dO and their row statistics.
+    const auto load_step = [&](int stage, int h, int tile) {
+        const int q_begin = tile * kTileM;
+        const int num_rows = p.seqlen_q - q_begin;
+        const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
+        const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
+        q_smem.load_async<kHeadDim, kNumThreads>(
+            QTile::thread_source<kHeadDim, kNumThreads>(p.q.row(b, h, q_begin), p.q.row_stride),
+            p.q.row_stride, num_rows);
+        dout_smem.load_async<kHeadDimV, kNumThreads>(
+            DoutTile::thread_source<kHeadDimV, kNumThreads>(p.dout.row(b, h, q_begin),
+                                                            p.dout.row_stride),
+            p.dout.row_stride, num_rows);
+        if (threadIdx.x < kTileM) {
+            const int64_t head = int64_t{b} * p.num_heads + h;
+            const int row = threadIdx.x;
+            const uint32_t offset = (stage * kTileM + row) * sizeof(float);
+            cp_async_4(smem_base + kLseOffset + offset, p.lse + head * p.seqlen_q + q_begin + row,
+                       row < num_rows);
+            cp_async_4(smem_base + kDeltaOffset + offset,
+                       p.delta + (head * p.num_tiles_m + tile) * kTileM + row, true);
+        }
+        cp_async_commit();
+    };
+
+    k_smem.clear_padding<kHeadDim, kNumThreads>();
+    v_smem.clear_padding<kHeadDimV, kNumThreads>();
+#pragma unroll
+    for (int stage = 0; stage < kNumStages; ++stage) {
+        QTile{smem_base + kQOffset + stage * QTile::kBytes}.clear_padding<kHeadDim, kNumThreads>();
+        DoutTile{smem_base + kDoutOffset + stage * DoutTile::kBytes}
+            .clear_padding<kHeadDimV, kNumThreads>();
+    }
+    k_smem.load_async<kHeadDim, kNumThreads>(
+        KTile::thread_source<kHeadDim, kNumThreads>(p.k.row(b, h_kv, kv_begin), p.k.row_stride),
+        p.k.row_stride, num_keys);
+    v_smem.load_async<kHeadDimV, kNumThreads>(
+        VTile::thread_source<kHeadDimV, kNumThreads>(p.v.row(b, h_kv, kv_begin), p.v.row_stride),
+        p.v.row_stride, num_keys);
+    int h = h_kv * p.group;
+    int tile = first_tile;
+    if (num_steps > 0) load_step(0, h, tile);
+
+    float dk[kOwnBlocksQk][2][4] = {};
+    float dv[kOwnBlocksV][2][4] = {};
+
+    for (int step = 0; step < num_steps; ++step) {
+        const int stage = step % kNumStages;
+        const int q_begin = tile * kTileM;
+        const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
+        const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
+        if (++tile == first_tile + num_tiles) {
+            tile = first_tile;
+            ++h;
+        }
+        cp_async_wait<0>();
+        __syncthreads();  // this step's tiles have landed; everyone is done with the last step
+        if (kNumStages > 1 && step + 1 < num_steps) load_step((step + 1) % kNumStages, h, tile);
+
+        // S^T = K @ Q^T, then P^T  [16 keys, kTileM]
+        float s[kBlocksM][4] = {};
+        multiply_rows<Element>(s, k_smem, key_block * 16, q_smem, lane);
+        const bool masked = kv_begin + kTileN > p.seqlen_k || q_begin < full.begin ||
+                            min(q_begin + kTileM, p.seqlen_q) > full.end;
+        probabilities(s, lse_smem + stage * kTileM, masked, q_begin, kv_begin + key_block * 16, p,
+                      lane);
+
+        // dV += (D * P)^T @ dO; D's scale is applied once, at the end
+        multiply_accumulated<Element, kBlocksV>(dv, s, dout_smem, part * kOwnBlocksV, lane);
+        // dP^T = D * (V @ dO^T), then dS^T = P^T * (dP^T - delta)
+        float ds[kBlocksM][4] = {};
+        multiply_rows<Element>(ds, v_smem, key_block * 16, dout_smem, lane);
+#pragma unroll
+        for (int m = 0; m < kBlocksM; ++m) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float delta = delta_smem[stage * kTileM + m * 8 + fragment_col(lane, i)];
+                ds[m][i] = s[m][i] * (ds[m][i] - delta);
+            }
+        }
+        // dK += dS^T @ Q
+        multiply_accumulated<Element, kBlocksQk>(dk, ds, q_smem, part * kOwnBlocksQk, lane);
+
+        __syncthreads();  // everyone is done with this step's tiles and keep bits
+        if (kNumStages == 1 && step + 1 < num_steps) load_step(0, h, tile);
+    }
+
+    cp_async_wait<0>();  // K and V, where there was no step to wait for
+    __syncthreads();     // everyone is done with K and V, whose places dK and dV take
+    store_blocks<Element, kBlocksQk>(dk, p.softmax_scale, k_smem, key_block * 16,
+                                     part * kOwnBlocksQk, lane);
+    const float dv_scale = 1.0f;
+    store_blocks<Element, kBlocksV>(dv, dv_scale, v_smem, key_block * 16, part * kOwnBlocksV,
+                                    lane);
+    __syncthreads();  // rows of a tile come from several warps where a store crosses them
+    k_smem.store<kHeadDim, kNumThreads>(p.dk.row(b, h_kv, kv_begin), p.dk.row_stride, num_keys);
+    v_smem.store<kHeadDimV, kNumThreads>(p.dv.row(b, h_kv, kv_begin), p.dv.row_stride, num_keys);
+}
+
+// ---- Host ----
+constexpr AttentionTypes kTypes = {
+    {kDLBfloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 0};
+
+int64_t num_tiles(int64_t seqlen, int tile) { return (seqlen + tile - 1) / tile; }
+
+// Floats of delta, for every query of every head.
+int64_t delta_elems(int64_t batch, int64_t num_heads, int64_t seqlen_q) {
+    return batch * num_heads * num_tiles(seqlen_q, kTileM) * kTileM;
+}
+
+// Bytes of delta.
+int64_t workspace_bytes(int64_t batch, int64_t num_heads, int64_t seqlen_q) {
+    const int64_t rows = delta_elems(batch, num_heads, seqlen_q);
+    return rows * static_cast<int64_t>(sizeof(float));
+}
+
+Params make_params(const AttentionArgs& a, int64_t batch) {
+    Params p = {};
+    p.q = view_of<const Element>(a.q, batch);
+    p.k = view_of<const Element>(a.k, batch);
+    p.v = view_of<const Element>(a.v, batch);
+    p.out = view_of<const Element>(a.out, batch);
+    p.dout = view_of<const Element>(a.dout, batch);
+    p.dq = view_of<Element>(a.dq, batch);
+    p.dk = view_of<Element>(a.dk, batch);
+    p.dv = view_of<Element>(a.dv, batch);
+    const int64_t first_row = batch * a.num_heads * a.seqlen_q;
+    p.lse = a.lse.as<const float>() + first_row;
+    p.dlse = a.dlse.ndim != 0 ? a.dlse.as<const float>() + first_row : nullptr;
+    float* workspace = a.workspace.as<float>();
+    const int64_t before = delta_elems(batch, a.num_heads, a.seqlen_q);
+    p.delta = workspace + before;
+    p.num_heads = static_cast<unsigned>(a.num_heads);
+    p.num_heads_kv = static_cast<unsigned>(a.num_heads_kv);
+    p.group = static_cast<unsigned>(a.num_heads / a.num_heads_kv);
+    p.num_tiles_m = static_cast<unsigned>(num_tiles(a.seqlen_q, kTileM));
+    p.num_tiles_n = static_cast<unsigned>(num_tiles(a.seqlen_k, kTileN));
+    p.seqlen_q = static_cast<int>(a.seqlen_q);
+    p.seqlen_k = static_cast<int>(a.seqlen_k);
+    p.softmax_scale = static_cast<float>(a.softmax_scale);
+    p.softmax_scale_log2 = static_cast<float>(a.softmax_scale * kLog2E);
+    return p;
+}
+
+bool check_tensors(Arguments& in, const AttentionArgs& a) {
+    check_alignment(in, "q", a.q);
+    check_alignment(in, "k", a.k);
+    check_alignment(in, "v", a.v);
+    check_alignment(in, "out", a.out);
+    check_alignment(in, "dout", a.dout);
+    check_alignment(in, "dq", a.dq);
+    check_alignment(in, "dk", a.dk);
+    check_alignment(in, "dv", a.dv);
+    const int64_t needed = workspace_bytes(a.batch, a.num_heads, a.seqlen_q);
+    if (in.ok() && (a.workspace.shape[0] < needed ||
+                    (needed > 0 && reinterpret_cast<uintptr_t>(a.workspace.data) % 16 != 0))) {
+        in.fail("ValueError", "%s: workspace: expected %lld bytes, 16-byte aligned, got %lld",
+                in.function(), static_cast<long long>(needed),
+                static_cast<long long>(a.workspace.shape[0]));
+    }
+    return in.ok();
+}
+
+bool allow_smem(Arguments& in, const void* kernel, int bytes) {
+    return check_cuda(in, cudaFuncSetAttribute(
+                              kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                      "shared memory");
+}
+
+bool launch(Arguments& in, const AttentionArgs& a) {
+    if (!check_tensors(in, a)) return false;
+    const int64_t tiles_m = num_tiles(a.seqlen_q, kTileM) * a.num_heads;
+    const int64_t tiles_n = num_tiles(a.seqlen_k, kTileN) * a.num_heads_kv;
+    const int64_t tiles_dq = num_tiles(a.seqlen_q, kDqTileM) * a.num_heads;
+    if (a.batch == 0 || a.num_heads == 0) return true;
+    const DeviceGuard guard(a.device.device_id);
+    const cudaStream_t stream = current_stream(a.device);
+    if (!allow_smem(in, reinterpret_cast<const void*>(bwd_d128_bf16_causal_det_sm80), kSmemBytes)) return false;
+    if (!allow_smem(in, reinterpret_cast<const void*>(bwd_d128_bf16_causal_det_sm80_dq), kDqSmemBytes)) return false;
+    const int64_t blocks_per_batch = max(max(tiles_m, tiles_n), max(tiles_dq, int64_t{1}));
+    // A grid has one long dimension; more blocks than it holds go in several launches.
+    const int64_t batch_step = max(int64_t{1}, kMaxGrid / blocks_per_batch);
+    for (int64_t batch = 0; batch < a.batch; batch += batch_step) {
+        const int64_t count = min(batch_step, a.batch - batch);
+        const Params p = make_params(a, batch);
+        if (tiles_m > 0) {
+            bwd_d128_bf16_causal_det_sm80_delta<<<static_cast<unsigned>(count * tiles_m), kDeltaThreads, 0,
+                                 stream>>>(p);
+        }
+        if (tiles_n > 0) {
+            bwd_d128_bf16_causal_det_sm80<<<static_cast<unsigned>(count * tiles_n), kNumThreads, kSmemBytes,
+                           stream>>>(p);
+        }
+        if (tiles_dq > 0) {
+            bwd_d128_bf16_causal_det_sm80_dq<<<static_cast<unsigned>(count * tiles_dq), kDqThreads, kDqSmemBytes,
+                              stream>>>(p);
+        }
+        if (!check_cuda(in, cudaGetLastError(), "launch")) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* args,
+                                                     int32_t num_args, TVMFFIAny*) {
+    Arguments in("backward", args, num_args, kBackwardArgs);
+    AttentionArgs a = {};
+    return read_backward(in, a, kTypes) && launch(in, a) ? 0 : -1;
+}
+
+// Bytes of workspace for (batch, num_heads, num_heads_kv, seqlen_q, seqlen_k).
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward_workspace(void*, const TVMFFIAny* args,
+                                                               int32_t num_args,
+                                                               TVMFFIAny* result) {
+    Arguments in("backward_workspace", args, num_args, 5);
+    const int64_t batch = in.integer("batch");
+    const int64_t num_heads = in.integer("num_heads");
+    in.integer("num_heads_kv");
+    const int64_t seqlen_q = in.integer("seqlen_q");
+    in.integer("seqlen_k");
+    if (!in.ok()) return -1;
+    return_integer(result, workspace_bytes(batch, num_heads, seqlen_q));
+    return 0;
+}

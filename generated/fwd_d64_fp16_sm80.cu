@@ -1,0 +1,376 @@
+// flashgen 0.1.0 | d64-fp16 | sm80 | fwd | generated: do not edit
+//
+// out = dropout(softmax(mask(softmax_scale * Q @ K^T))) @ V, one pass over the keys with an online
+// softmax; nothing of size seqlen_q x seqlen_k exists. A thread block owns kTileM queries of one
+// head and walks the keys they may see in tiles of kTileN, last tile first.
+#include "device/tile.cuh"
+#include "device/view.cuh"
+#include "host/attention_args.h"
+#include "host/launch.cuh"
+
+#define FLASHGEN_HOOK __device__ __forceinline__
+
+namespace {
+
+using namespace flashgen;
+
+// ---- Variant ----
+using Element = Fp16;
+constexpr int kHeadDim = 64;     // of Q and K
+constexpr int kHeadDimV = 64;  // of V and out
+// ---- Plan ----
+constexpr int kTileM = 128;  // queries of a thread block
+constexpr int kTileN = 64;  // keys of a step
+constexpr int kNumWarps = 4;
+constexpr int kNumThreads = 32 * kNumWarps;
+constexpr int kMinBlocks = 1;  // resident on a multiprocessor
+constexpr int kAtomsM = kTileM / (16 * kNumWarps);  // m16 blocks of a warp
+constexpr int kBlocksN = kTileN / 8;                // n8 blocks of a score tile
+constexpr int kBlocksV = 64 / 8;  // n8 blocks of an output tile
+
+using QTile = SmemTile<kTileM, 64>;
+using KTile = SmemTile<kTileN, 64>;
+using VTile = SmemTile<kTileN, 64>;
+using OutTile = SmemTile<kTileM, 64>;  // takes Q's place at the end
+
+// Shared memory, in bytes
+constexpr int kQOffset = 0;  // 18432: Q, then the output
+constexpr int kKOffset = 18432;  // 9216: one tile of K
+constexpr int kVOffset = 27648;  // 9216: one tile of V
+constexpr int kSmemBytes = 36864;
+
+// ---- Program: mask = True ----
+// Ranges are half open. Tiles outside a visible range are never visited, tiles inside a full range
+// skip mask_mod; the rest ask mask_mod about every element.
+struct Range {
+    int begin, end;
+};
+
+// Whether query q_idx sees key kv_idx.
+FLASHGEN_HOOK bool mask_mod(int, int, int, int) { return true; }
+
+// Keys that some query of [q_begin, q_end) may see.
+FLASHGEN_HOOK Range visible_keys(int q_begin, int q_end, int q_len, int kv_len) {
+    const int begin = 0;
+    const int end = kv_len;
+    return {begin, max(begin, end)};
+}
+
+// Keys that every query of [q_begin, q_end) sees.
+FLASHGEN_HOOK Range full_keys(int q_begin, int q_end, int q_len, int kv_len) {
+    const int begin = 0;
+    const int end = kv_len;
+    return {begin, max(begin, end)};
+}
+
+struct Params {
+    View<const Element> q;  // [batch, seqlen_q, num_heads, kHeadDim]
+    View<const Element> k;  // [batch, seqlen_k, num_heads_kv, kHeadDim]
+    View<const Element> v;  // [batch, seqlen_k, num_heads_kv, kHeadDimV]
+    View<Element> out;      // [batch, seqlen_q, num_heads, kHeadDimV]
+    float* lse;             // [batch, num_heads, seqlen_q], natural log
+    unsigned num_heads;
+    unsigned group;  // num_heads / num_heads_kv
+    unsigned num_tiles_m;
+    int seqlen_q, seqlen_k;
+    float softmax_scale;
+    float softmax_scale_log2;  // softmax_scale * log2(e)
+};
+
+// What a warp keeps of its queries: kAtomsM blocks of 16 rows, of which a lane holds two each.
+struct State {
+    float out[kAtomsM][kBlocksV][4];
+    float row_max[kAtomsM][2];
+    float row_sum[kAtomsM][2];  // this lane's columns only, until the end
+};
+
+// S = Q @ K^T  [kTileM, kTileN]
+__device__ __forceinline__ void multiply_qk(float (&s)[kAtomsM][kBlocksN][4], QTile q_smem,
+                                            KTile k_smem, int warp, int lane) {
+#pragma unroll
+    for (int k = 0; k < QTile::kCols; k += 16) {
+        uint32_t a[kAtomsM][4];
+#pragma unroll
+        for (int m = 0; m < kAtomsM; ++m) q_smem.load_a(a[m], (warp * kAtomsM + m) * 16, k, lane);
+#pragma unroll
+        for (int n = 0; n < kBlocksN; n += 2) {
+            uint32_t b[4];
+            k_smem.load_b(b, n * 8, k, lane);
+#pragma unroll
+            for (int m = 0; m < kAtomsM; ++m) {
+                Element::mma(s[m][n], a[m], b[0], b[1]);
+                Element::mma(s[m][n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// Hides the keys that a query may not see, and those past the sequence's end.
+__device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], int q_begin,
+                                           int kv_begin, const Params& p, int warp, int lane) {
+#pragma unroll
+    for (int m = 0; m < kAtomsM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kBlocksN; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int q_idx = q_begin + (warp * kAtomsM + m) * 16 + fragment_row(lane, i);
+                const int kv_idx = kv_begin + n * 8 + fragment_col(lane, i);
+                const bool visible = kv_idx < p.seqlen_k &&
+                                     mask_mod(q_idx, kv_idx, p.seqlen_q, p.seqlen_k);
+                if (!visible) s[m][n][i] = -INFINITY;
+            }
+        }
+    }
+}
+
+// One step of the online softmax: turns scores into probabilities relative to the new row maximum,
+// and rescales what was summed relative to the old one.
+__device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], State& state,
+                                             float scale_log2) {
+#pragma unroll
+    for (int m = 0; m < kAtomsM; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float row_max = state.row_max[m][r];
+#pragma unroll
+            for (int n = 0; n < kBlocksN; ++n) {
+                row_max = fmaxf(row_max, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+            }
+            // The four lanes of a quad share a row.
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 1));
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 2));
+            // A row that has seen no key yet: exp2(-inf - 0) = 0, where -inf - -inf is NaN.
+            const float shift = row_max == -INFINITY ? 0.0f : row_max * scale_log2;
+            const float rescale = exp2_approx(state.row_max[m][r] * scale_log2 - shift);
+
+            state.row_max[m][r] = row_max;
+            float row_sum = state.row_sum[m][r] * rescale;
+#pragma unroll
+            for (int n = 0; n < kBlocksN; ++n) {
+#pragma unroll
+                for (int i = 2 * r; i < 2 * r + 2; ++i) {
+                    s[m][n][i] = exp2_approx(s[m][n][i] * scale_log2 - shift);
+                    row_sum += s[m][n][i];
+                }
+            }
+            state.row_sum[m][r] = row_sum;
+            if (__any_sync(0xffffffff, rescale != 1.0f)) {
+#pragma unroll
+                for (int n = 0; n < kBlocksV; ++n) {
+                    state.out[m][n][2 * r] *= rescale;
+                    state.out[m][n][2 * r + 1] *= rescale;
+                }
+            }
+        }
+    }
+}
+
+// out += P @ V  [kTileM, kHeadDimV]; P goes from accumulators to operands without leaving registers
+__device__ __forceinline__ void multiply_pv(State& state,
+                                            const float (&p)[kAtomsM][kBlocksN][4], VTile v_smem,
+                                            int lane) {
+#pragma unroll
+    for (int k = 0; k < kTileN; k += 16) {
+        uint32_t a[kAtomsM][4];
+#pragma unroll
+        for (int m = 0; m < kAtomsM; ++m) {
+            accumulator_to_a<Element>(a[m], p[m][k / 8], p[m][k / 8 + 1]);
+        }
+#pragma unroll
+        for (int n = 0; n < kBlocksV; n += 2) {
+            uint32_t b[4];
+            v_smem.load_b_trans(b, k, n * 8, lane);
+#pragma unroll
+            for (int m = 0; m < kAtomsM; ++m) {
+                Element::mma(state.out[m][n], a[m], b[0], b[1]);
+                Element::mma(state.out[m][n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// Divides by the row sums, writes lse, and leaves the output tile in shared memory.
+__device__ __forceinline__ void finish(State& state, OutTile out_smem, float* lse, int num_rows,
+                                       const Params& p, int warp, int lane) {
+#pragma unroll
+    for (int m = 0; m < kAtomsM; ++m) {
+        const int row = (warp * kAtomsM + m) * 16 + lane / 4;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float row_sum = state.row_sum[m][r];
+            row_sum += __shfl_xor_sync(0xffffffff, row_sum, 1);
+            row_sum += __shfl_xor_sync(0xffffffff, row_sum, 2);
+            // A query without keys: output 0, lse -inf.
+            const bool empty = state.row_max[m][r] == -INFINITY;
+            if (lane % 4 == 0 && row + 8 * r < num_rows) {
+                lse[row + 8 * r] =
+                    empty ? -INFINITY
+                          : state.row_max[m][r] * p.softmax_scale + logf(row_sum);
+            }
+            const float inverse = empty ? 0.0f : 1.0f / row_sum;
+#pragma unroll
+            for (int n = 0; n < kBlocksV; ++n) {
+                out_smem.store_pair(row + 8 * r, n * 8 + lane % 4 * 2,
+                                    Element::pack(state.out[m][n][2 * r] * inverse,
+                                                  state.out[m][n][2 * r + 1] * inverse));
+            }
+        }
+    }
+}
+
+// The queries that a thread block owns.
+struct Position {
+    int b, h;
+    int q_begin, num_rows;
+};
+
+// Neighbouring blocks share a head, so its K and V stay in the L2 cache. The last queries come
+// first: with a causal mask they have the most keys.
+__device__ __forceinline__ Position locate(const Params& p) {
+    unsigned block = blockIdx.x;
+    // Keeps the compiler from carrying a position through the loop that is needed after it: it is
+    // cheaper to compute twice than to hold in registers.
+    asm volatile("" : "+r"(block));
+    const unsigned tile = p.num_tiles_m - 1 - block % p.num_tiles_m;
+    const unsigned head = block / p.num_tiles_m;
+    Position at;
+    at.b = head / p.num_heads;
+    at.h = head % p.num_heads;
+    at.q_begin = tile * kTileM;
+    at.num_rows = min(kTileM, p.seqlen_q - at.q_begin);
+    return at;
+}
+
+__global__ void __launch_bounds__(kNumThreads, kMinBlocks)
+    fwd_d64_fp16_sm80(const __grid_constant__ Params p) {
+    extern __shared__ __align__(128) uint8_t smem[];
+    const QTile q_smem{smem_address(smem) + kQOffset};
+    const KTile k_smem{smem_address(smem) + kKOffset};
+    const VTile v_smem{smem_address(smem) + kVOffset};
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+
+    const Position at = locate(p);
+    const Range visible = visible_keys(at.q_begin, at.q_begin + at.num_rows, p.seqlen_q, p.seqlen_k);
+    const Range full = full_keys(at.q_begin, at.q_begin + at.num_rows, p.seqlen_q, p.seqlen_k);
+    const int kv_first = visible.begin / kTileN * kTileN;
+    const int kv_last = (visible.end + kTileN - 1) / kTileN * kTileN - kTileN;
+
+    // The tiles' addresses as this thread copies from them, last tile first.
+    const Element* k_source = KTile::thread_source<kHeadDim, kNumThreads>(
+        p.k.row(at.b, at.h / p.group, kv_last), p.k.row_stride);
+    const Element* v_source = VTile::thread_source<kHeadDimV, kNumThreads>(
+        p.v.row(at.b, at.h / p.group, kv_last), p.v.row_stride);
+    const auto load_k = [&](int kv_begin) {
+        k_smem.load_async<kHeadDim, kNumThreads>(k_source, p.k.row_stride, p.seqlen_k - kv_begin);
+        k_source -= kTileN * p.k.row_stride;
+        cp_async_commit();
+    };
+    const auto load_v = [&](int kv_begin) {
+        v_smem.load_async<kHeadDimV, kNumThreads>(v_source, p.v.row_stride, p.seqlen_k - kv_begin);
+        v_source -= kTileN * p.v.row_stride;
+        cp_async_commit();
+    };
+
+    q_smem.clear_padding<kHeadDim, kNumThreads>();
+    k_smem.clear_padding<kHeadDim, kNumThreads>();
+    v_smem.clear_padding<kHeadDimV, kNumThreads>();
+    q_smem.load_async<kHeadDim, kNumThreads>(
+        QTile::thread_source<kHeadDim, kNumThreads>(p.q.row(at.b, at.h, at.q_begin),
+                                                    p.q.row_stride),
+        p.q.row_stride, at.num_rows);
+    if (kv_last >= kv_first) load_k(kv_last);
+
+    State state = {};
+#pragma unroll
+    for (int m = 0; m < kAtomsM; ++m) state.row_max[m][0] = state.row_max[m][1] = -INFINITY;
+    for (int kv_begin = kv_last; kv_begin >= kv_first; kv_begin -= kTileN) {
+        cp_async_wait<0>();
+        __syncthreads();  // this tile's K has landed; everyone is done with the last tile's V
+        load_v(kv_begin);
+
+        float s[kAtomsM][kBlocksN][4] = {};
+        multiply_qk(s, q_smem, k_smem, warp, lane);
+        if (kv_begin < full.begin || kv_begin + kTileN > full.end) {
+            apply_mask(s, at.q_begin, kv_begin, p, warp, lane);
+        }
+
+        cp_async_wait<0>();
+        __syncthreads();  // this tile's V has landed; everyone is done with its K
+        if (kv_begin > kv_first) load_k(kv_begin - kTileN);
+
+        softmax_step(s, state, p.softmax_scale_log2);
+        multiply_pv(state, s, v_smem, lane);
+    }
+
+    cp_async_wait<0>();  // Q, where there was no tile to wait for
+    __syncthreads();     // everyone is done with Q, whose place the output takes
+    const OutTile out_smem{q_smem.base};
+    const Position end = locate(p);
+    float* lse =
+        p.lse + (int64_t{end.b} * p.num_heads + end.h) * p.seqlen_q + end.q_begin;
+    finish(state, out_smem, lse, end.num_rows, p, warp, lane);
+    __syncthreads();  // rows of the tile come from several warps where a store crosses them
+    out_smem.store<kHeadDimV, kNumThreads>(p.out.row(end.b, end.h, end.q_begin),
+                                           p.out.row_stride, end.num_rows);
+}
+
+constexpr AttentionTypes kTypes = {
+    {kDLFloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 0};
+
+bool launch(Arguments& in, const AttentionArgs& a) {
+    check_alignment(in, "q", a.q);
+    check_alignment(in, "k", a.k);
+    check_alignment(in, "v", a.v);
+    check_alignment(in, "out", a.out);
+    if (!in.ok()) return false;
+    const int64_t num_tiles_m = (a.seqlen_q + kTileM - 1) / kTileM;
+    const int64_t blocks_per_batch = num_tiles_m * a.num_heads;
+    if (a.batch == 0 || blocks_per_batch == 0) return true;
+    const DeviceGuard guard(a.device.device_id);
+    if (!check_cuda(in, cudaFuncSetAttribute(fwd_d64_fp16_sm80,
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             kSmemBytes),
+                    "shared memory")) {
+        return false;
+    }
+    // A grid has one long dimension; more blocks than it holds go in several launches.
+    const int64_t batch_step = max(int64_t{1}, kMaxGrid / blocks_per_batch);
+    for (int64_t batch = 0; batch < a.batch; batch += batch_step) {
+        Params p = {};
+        p.q = view_of<const Element>(a.q, batch);
+        p.k = view_of<const Element>(a.k, batch);
+        p.v = view_of<const Element>(a.v, batch);
+        p.out = view_of<Element>(a.out, batch);
+        p.lse = a.lse.as<float>() + batch * a.num_heads * a.seqlen_q;
+        p.num_heads = static_cast<unsigned>(a.num_heads);
+        p.group = static_cast<unsigned>(a.num_heads / a.num_heads_kv);
+        p.seqlen_q = static_cast<int>(a.seqlen_q);
+        p.seqlen_k = static_cast<int>(a.seqlen_k);
+        p.num_tiles_m = static_cast<unsigned>(num_tiles_m);
+        p.softmax_scale = static_cast<float>(a.softmax_scale);
+        p.softmax_scale_log2 = static_cast<float>(a.softmax_scale * kLog2E);
+        const int64_t blocks = min(batch_step, a.batch - batch) * blocks_per_batch;
+        fwd_d64_fp16_sm80<<<static_cast<unsigned>(blocks), kNumThreads, kSmemBytes,
+            current_stream(a.device)>>>(p);
+        if (!check_cuda(in, cudaGetLastError(), "launch")) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward(void*, const TVMFFIAny* args, int32_t num_args,
+                                                    TVMFFIAny*) {
+    Arguments in("forward", args, num_args, kForwardArgs);
+    AttentionArgs a = {};
+    return read_forward(in, a, kTypes) && launch(in, a) ? 0 : -1;
+}
+
+// A forward needs no workspace.
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward_workspace(void*, const TVMFFIAny*, int32_t,
+                                                              TVMFFIAny* result) {
+    return_integer(result, 0);
+    return 0;
+}
