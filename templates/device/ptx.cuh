@@ -9,6 +9,13 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// x, in a way that the compiler can't see through. What is computed from it inside a loop is then
+// computed there, not ahead of the loop and held in registers that the accumulators need.
+__device__ __forceinline__ int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Copies 16 bytes to shared memory behind the thread's back; writes zeros where !valid, and then
 // never reads gmem.
 __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* gmem, bool valid) {

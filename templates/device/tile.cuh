@@ -62,8 +62,9 @@ struct SmemTile {
                                                int num_rows) const {
         constexpr int kChunks = kHeadDim / 8;            // of 16 bytes, a row
         constexpr int kRowStep = kNumThreads / kChunks;  // rows that the block copies at once
-        const int first_row = threadIdx.x / kChunks;
-        const int col = threadIdx.x % kChunks * 8;
+        const int thread = opaque(threadIdx.x);
+        const int first_row = thread / kChunks;
+        const int col = thread % kChunks * 8;
         if (kNumThreads % kChunks != 0 && first_row >= kRowStep) return;
 #pragma unroll
         for (int i = 0; i < (kRows + kRowStep - 1) / kRowStep; ++i) {
@@ -81,7 +82,8 @@ struct SmemTile {
     static __device__ __forceinline__ const Element* thread_source(const Element* gmem,
                                                                    int64_t row_stride) {
         constexpr int kChunks = kHeadDim / 8;
-        return gmem + threadIdx.x / kChunks * row_stride + threadIdx.x % kChunks * 8;
+        const int thread = opaque(threadIdx.x);
+        return gmem + thread / kChunks * row_stride + thread % kChunks * 8;
     }
 
     // Zeroes the columns from kHeadDim to kCols, which load_async never touches.
