@@ -243,6 +243,18 @@ def check_rng_state(key: str, state: object, device: torch.device) -> None:
         )
 
 
+def positive_scale(q: torch.Tensor, softmax_scale: float) -> tuple[torch.Tensor, float, int]:
+    """(q * sign, a positive scale, sign) with the same scores; dq is to be multiplied by sign.
+
+    Kernels take the largest unscaled score of a row as the shift of its exponents, which a scale
+    of 0 or below would make the smallest. Where it is positive, as ever, nothing is copied.
+    """
+    if softmax_scale > 0:
+        return q, softmax_scale, 1
+    sign = -1 if softmax_scale < 0 else 0
+    return q * sign, -softmax_scale or 1.0, sign
+
+
 def usable(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` itself where a kernel can read it, else a contiguous copy.
 

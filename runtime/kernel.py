@@ -240,6 +240,7 @@ class Kernel:
         if out.numel() == 0 or k.shape[1] == 0:
             return out.zero_(), lse.fill_(-math.inf)
         compiled = self._compiled(q.device, "forward")
+        q, softmax_scale, _ = arguments.positive_scale(q, softmax_scale)
         tensors = [arguments.usable(tensor) for tensor in (q, k, v)]
         scalars = (softmax_scale, dropout_threshold)
         _launch(compiled, q.device, out, lse, *tensors, rng_state, *scalars)
@@ -266,11 +267,12 @@ class Kernel:
         compiled = self._compiled(device, "backward")
         sizes = (q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1])
         workspace = _empty((compiled.workspace(*sizes),), torch.uint8, device)
+        q, softmax_scale, sign = arguments.positive_scale(q, softmax_scale)
         inputs = [arguments.usable(tensor) for tensor in (dout, q, k, v, out)]
         stats = (lse.contiguous(), None if dlse is None else dlse.contiguous())
         scalars = (softmax_scale, dropout_threshold)
         _launch(compiled, device, dq, dk, dv, *inputs, *stats, rng_state, workspace, *scalars)
-        return dq, dk, dv
+        return dq if sign == 1 else dq.mul_(sign), dk, dv
 
     def _compiled(self, device: torch.device, pass_name: str) -> CompiledPass:
         compiled = self._passes.get((device, pass_name))

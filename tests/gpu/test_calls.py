@@ -1,0 +1,263 @@
+"""How kernels live with CUDA and torch: graphs, streams, memory, views, devices, compile."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import flashgen
+from flashgen.generator.errors import ArgumentError
+from flashgen.runtime import arguments
+from flashgen.runtime import kernel as kernel_module
+from flashgen.runtime.verify import Shape, compare_call
+
+pytestmark = pytest.mark.gpu
+
+
+def captured(function):
+    """``function`` as a CUDA graph, and what it returns in each replay."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = function()
+    return graph, results
+
+
+def test_graph_replays_with_a_seed_that_advances(load, inputs, device):
+    kernel = load("d72-fp16-causal-dropout-det")
+    q, k, v, dout = inputs(kernel.key, 2, 130, 170)
+    seed, offset = torch.tensor(11, device=device), torch.tensor(0, device=device)
+
+    def step():
+        out, lse, state = kernel.forward(q, k, v, dropout_p=0.3, seed=seed, offset=offset)
+        grads = kernel.backward(dout, q, k, v, out, lse, dropout_p=0.3, rng_state=state)
+        offset.add_(4)
+        return out, grads.dq, grads.dk, grads.dv
+
+    graph, results = captured(step)
+    for turn in range(3):
+        offset.fill_(100 * turn)
+        for i in range(3):
+            graph.replay()
+            out, lse, state = kernel.forward(
+                q, k, v, dropout_p=0.3, seed=11, offset=100 * turn + 4 * i
+            )
+            grads = kernel.backward(dout, q, k, v, out, lse, dropout_p=0.3, rng_state=state)
+            for ours, expected in zip(results, (out, grads.dq, grads.dk, grads.dv), strict=True):
+                assert torch.equal(ours, expected)
+
+
+def test_graph_draws_anew_from_torchs_generator(load, inputs):
+    kernel = load("d64-fp16-dropout")
+    q, k, v, _ = inputs(kernel.key, 1, 130, 170)
+    graph, out = captured(lambda: kernel(q, k, v, dropout_p=0.3))
+    graph.replay()
+    first = out.clone()
+    graph.replay()
+    assert not torch.equal(out, first)
+
+
+def test_graph_reads_new_inputs(load, inputs):
+    kernel = load("d128-bf16-causal")
+    q, k, v, _ = inputs(kernel.key, 2, 300, 300)
+    graph, out = captured(lambda: kernel(q, k, v))
+    q.copy_(q.flip(1))
+    graph.replay()
+    assert torch.equal(out, kernel(q, k, v))
+
+
+def test_calls_run_on_the_current_stream(load, inputs):
+    kernel = load("d64-bf16-causal-det")
+    tensors = inputs(kernel.key, 2, 500, 500)
+    out, lse, _ = kernel.forward(*tensors[:3])
+    expected = (out, *kernel.backward(tensors[3], *tensors[:3], out, lse)[:3])
+    late = [torch.full_like(t, float("nan")) for t in tensors]
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)  # about 50 ms in which only the stream's order helps
+        for target, source in zip(late, tensors, strict=True):
+            target.copy_(source)
+        out, lse, _ = kernel.forward(*late[:3])
+        found = (out, *kernel.backward(late[3], *late[:3], out, lse)[:3])
+    side.synchronize()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_no_call_waits_for_the_gpu(load, inputs, device):
+    kernel = load("d64-fp16-causal-dropout")
+    q, k, v, dout = inputs(kernel.key, 1, 200, 200)
+    leaf = q.clone().requires_grad_()
+    seed = torch.tensor(3, device=device)
+    kernel(leaf, k, v, dropout_p=0.1).backward(dout)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for options in ({}, {"seed": 5}, {"seed": seed}, {"seed": seed, "offset": 8}):
+            kernel(leaf, k, v, dropout_p=0.1, **options).backward(dout)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def peak_bytes(step):
+    """The most that is allocated during ``step`` over what was before it."""
+    step()  # leaves behind what a first call keeps
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def training_step(attention, shape):
+    leaves = [torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(3)]
+    dout = torch.randn_like(leaves[0])
+    for leaf in leaves:
+        leaf.requires_grad_()
+
+    def step():
+        attention(*leaves).backward(dout)
+        for leaf in leaves:
+            leaf.grad = None
+
+    return step
+
+
+def ours_step(load, seqlen):
+    kernel = load("d64-fp16-causal-dropout")
+    return training_step(lambda *qkv: kernel(*qkv, dropout_p=0.1), (4, seqlen, 16, 64))
+
+
+def test_peak_memory_is_that_of_flash_attention(load):
+    def sdpa(q, k, v):
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
+
+    ours = peak_bytes(ours_step(load, 4096))
+    theirs = peak_bytes(training_step(sdpa, (4, 16, 4096, 64)))
+    # the allocator rounds each tensor up, and the two have different numbers of small ones
+    assert ours <= theirs + 16_384, f"ours {ours / 2**20:.2f}, SDPA {theirs / 2**20:.2f} MiB"
+
+
+def test_peak_memory_is_linear_in_seqlen(load):
+    half, whole = (peak_bytes(ours_step(load, seqlen)) for seqlen in (2048, 4096))
+    assert whole <= 2.01 * half
+
+
+def test_forward_saves_its_inputs_and_results_only(load, inputs):
+    kernel = load("d64-fp16-causal-dropout")
+    q, k, v, _ = inputs(kernel.key, 2, 1000, 1000)
+    before = torch.cuda.memory_allocated()
+    out = kernel(q.requires_grad_(), k, v, dropout_p=0.1)
+    lse_bytes = 2 * 2 * 1000 * 4
+    assert torch.cuda.memory_allocated() - before <= out.nbytes + lse_bytes + 3 * 512
+
+
+def test_500_shapes_build_nothing(load, inputs, monkeypatch):  # R23
+    kernel = load("d128-bf16-causal")
+
+    def refuse(*args, **options):
+        raise AssertionError("a call loaded or built something")
+
+    monkeypatch.setattr(kernel_module, "load_passes", refuse)
+    draw = random.Random(0)
+    q, k, v, dout = inputs(kernel.key, 2, 700, 700, heads=8)
+    for _ in range(500):
+        seqlen_q, seqlen_k = draw.randint(1, 700), draw.randint(1, 700)
+        batch, heads_kv = draw.randint(1, 2), draw.choice((1, 2, 4, 8))
+        part = [q[:batch, :seqlen_q], k[:batch, :seqlen_k, :heads_kv]]
+        part.append(v[:batch, :seqlen_k, :heads_kv])
+        out, lse, _ = kernel.forward(*part)
+        grads = kernel.backward(dout[:batch, :seqlen_q], *part, out, lse)
+        assert all(t.isfinite().all() for t in (out, *grads[:3]))
+
+
+@pytest.mark.parametrize("key", ["d64-bf16-causal-det", "d128-fp16-det"])
+def test_views_that_are_not_aligned_are_copied(run, inputs, key):
+    tensors = inputs(key, 2, 130, 130)
+    expected = run(key, *tensors)
+    for pad_before, pad_after in ((1, 0), (0, 3), (8, 0), (0, 8)):
+        views = []
+        for tensor in tensors:
+            wide = torch.nn.functional.pad(tensor, (pad_before, pad_after), value=float("nan"))
+            views.append(wide[..., pad_before : pad_before + tensor.shape[3]])
+        copied = any(arguments.usable(view) is not view for view in views)
+        assert copied == (pad_before + pad_after != 8)
+        found = run(key, *views)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_gradients_that_arrive_expanded(run, inputs):
+    key = "d64-bf16-causal-det"
+    q, k, v, dout = inputs(key, 2, 130, 130)
+    for small in (dout[:1, :1, :1], dout[:, :, :, :1], dout[:1, :1, :1, :1]):
+        view = small.expand_as(dout)
+        found, expected = run(key, q, k, v, view), run(key, q, k, v, view.contiguous())
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_kernel_of_another_device(load, inputs):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices, this machine has one")
+    kernel = load("d64-bf16-causal-det")
+    q, k, v, _ = inputs(kernel.key, 2, 130, 130)
+    elsewhere = kernel(*(t.to("cuda:1") for t in (q, k, v)))
+    assert elsewhere.device == torch.device("cuda", 1)
+    assert torch.equal(elsewhere.to(q.device), kernel(q, k, v))
+
+
+def test_a_gpu_kernel_called_on_the_cpu(load, inputs):
+    kernel = load("d64-fp16")
+    shape = Shape(1, 2, 1, 70, 90)
+    for name, found in compare_call(kernel, shape, "cpu").items():
+        assert found.ok, f"{name}: {found}"
+    q, k, v, _ = inputs(kernel.key, 1, 20, 20)
+    with pytest.raises(ArgumentError, match="expected device cuda:0 as q, got cpu"):
+        kernel(q, k.cpu(), v)
+
+
+def test_family_sm80_serves_this_target(device, inputs):
+    q, k, v, _ = inputs("d64-fp16", 1, 70, 90)
+    kernel = flashgen.load("d64-fp16", device, family="sm80")
+    found = compare_call(kernel, Shape(1, 2, 1, 70, 90), device)
+    assert all(one.ok for one in found.values())
+    assert kernel(q, k, v).isfinite().all()
+
+
+def test_compiled_graph_is_one_and_equal(load, inputs):
+    kernel = load("d72-fp16-causal-dropout-det")
+    torch._dynamo.reset()
+
+    def step(q, k, v, seed):
+        return kernel(q * 2, k, v, dropout_p=0.2, seed=seed).sin()
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    q, k, v, dout = inputs(kernel.key, 2, 130, 130)
+    seed = torch.tensor(3, device=q.device)
+    results = []
+    for function in (step, compiled):
+        leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+        out = function(*leaves, seed)
+        out.backward(dout)
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    for ours, expected in zip(*results, strict=True):
+        assert torch.equal(ours, expected)
+
+
+def test_attention_builds_what_it_needs(load, inputs):
+    load("d64-bf16-causal-det")
+    q, k, v, _ = inputs("d64-bf16", 2, 130, 200, heads=4, heads_kv=2)
+    out, lse = flashgen.attention(q, k, v, causal=True, deterministic=True, return_lse=True)
+    assert torch.equal(out, load("d64-bf16-causal-det")(q, k, v))
+    assert lse.shape == (2, 4, 130) and lse.dtype == torch.float32
+    with pytest.raises(ArgumentError, match=r"float16, torch\.bfloat16 on cuda"):
+        flashgen.attention(q.float(), k.float(), v.float())
