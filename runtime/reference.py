@@ -218,7 +218,7 @@ def error_bound(
         eager: explicit operations in the inputs' dtype.
         dtype: of the tensor that is judged.
         floor: takes the place of eager's error where that is smaller; see
-            ``cancellation_floor``.
+            ``storage_floors``.
     """
     if ref.numel() == 0:
         return floor
@@ -249,37 +249,58 @@ def compare(
     )
 
 
-def cancellation_floor(
+def storage_floors(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     dout: torch.Tensor,
-    ref_out: torch.Tensor,
+    dlse: torch.Tensor,
+    ref: Attention,
+    *,
+    causal: bool = False,
     softmax_scale: float | None = None,
-) -> float:
-    """The error of dq and dk that any backward makes which reads ``out`` as it was stored.
+    dropout: Dropout | None = None,
+) -> tuple[float, float, float]:
+    """The errors of dq, dk, dv that any backward makes which reads out and lse as stored.
 
-    Where a row sees one key, ds = dp - rowsum(dout * out) is a difference of equal numbers:
-    eager's error may be 0, ours is the rounding of out and of two dot products. With more keys
-    eager's own error is larger than this.
+    Eager's error can be smaller by luck. Where a row sees one key, ds = dp - rowsum(dout * out)
+    is a difference of equal numbers: eager may make no error, we make that of the rounding of
+    out and of two dot products; it acts as a gradient of the row's lse would. And recomputed
+    weights have the relative error of lse, its change to base 2 and that of the scores; it acts
+    as a factor on dout would.
 
     Args:
-        q: the call's inputs, in its dtype; k, v and dout too.
+        q: the call's arguments, in its dtype; k, v, dout and dlse too.
         k: likewise.
         v: likewise.
         dout: likewise.
-        ref_out: out of the fp64 reference.
-        softmax_scale: default 1 / sqrt(head_dim).
+        dlse: likewise.
+        ref: the fp64 reference of the call.
+        causal: as the call's.
+        softmax_scale: as the call's.
+        dropout: as the call's.
     """
     if min(q.numel(), k.numel(), v.numel(), dout.numel()) == 0:
-        return 0.0
-    scale = 1 / math.sqrt(q.shape[3]) if softmax_scale is None else abs(softmax_scale)
-    accumulator = torch.promote_types(q.dtype, torch.float32)
-    out_error = ref_out.to(q.dtype).double() - ref_out
-    stored = 2 * (dout.double() * out_error).sum(-1).abs().max().item()  # one ulp, not a half
-    dot = dout.abs().amax().double() * v.abs().amax().double() * v.shape[3]
-    summed = dot.item() * torch.finfo(accumulator).eps
-    return scale * (stored + summed) * max(q.abs().max().item(), k.abs().max().item())
+        return 0.0, 0.0, 0.0
+    eps = torch.finfo(torch.promote_types(q.dtype, torch.float32)).eps
+    stored = (dout.double() * (ref.out.to(q.dtype).double() - ref.out)).sum(-1)
+    summed = dout.double().abs().sum(-1) * v.abs().max().item() * eps
+    row_error = (2 * stored + summed).transpose(1, 2)  # ours may round by an ulp, not a half
+    weight_error = eps * (2 * _finite(ref.lse).abs() + 1)
+    carried = evaluate(
+        q,
+        k,
+        v,
+        dout.double() * weight_error.transpose(1, 2).unsqueeze(-1),
+        row_error + dlse * weight_error,
+        dtype=torch.float64,
+        causal=causal,
+        softmax_scale=softmax_scale,
+        dropout=dropout,
+    )
+    assert carried.dq is not None and carried.dk is not None and carried.dv is not None
+    worst = [grad.abs().max().item() for grad in (carried.dq, carried.dk, carried.dv)]
+    return worst[0], worst[1], worst[2]
 
 
 def _finite(values: torch.Tensor) -> torch.Tensor:

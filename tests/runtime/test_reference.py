@@ -150,3 +150,30 @@ def test_dropout_is_the_mask_of_the_rng_state():
     dropout = dropout_for(q, k, 0.5)
     assert torch.equal(dropout.keep, keep_mask(5, 8, 2, 4, 5, 7, 128, 8))
     assert dropout.scale == 2.0
+
+
+def test_storage_floors_are_what_the_rounding_of_out_does():
+    q, k, v, dout, dlse = inputs(seqlen_q=33, seqlen_k=1, dtype=torch.float16)
+    found = reference.evaluate(q, k, v, dout, dlse, dtype=torch.float64)
+    out = found.out * 1.234  # as dropout's scale does: no longer exact in fp16
+    ref = reference.Attention(out, found.lse, found.dq, found.dk, found.dv)
+    stored = (dout.double() * (out.half().double() - out)).sum(-1).transpose(1, 2)
+    scale = 1 / math.sqrt(q.shape[3])
+    dq = torch.einsum("bhi,bhd->bihd", stored, k[:, 0].double().repeat_interleave(2, 1)) * scale
+    floor_dq, floor_dk, floor_dv = reference.storage_floors(q, k, v, dout, dlse, ref)
+    assert floor_dq == pytest.approx(2 * dq.abs().max().item(), rel=0.05)
+    assert 0 < floor_dk < 33 * floor_dq * q.abs().max().item()
+    assert 0 < floor_dv < 1e-4  # the weight is 1 within fp32's rounding
+
+
+def test_storage_floors_of_many_keys_are_small():
+    q, k, v, dout, dlse = inputs(seqlen_q=33, seqlen_k=500)
+    ref = reference.evaluate(q, k, v, dout, dlse)
+    floors = reference.storage_floors(q, k, v, dout, dlse, ref)
+    assert all(0 < floor < 1e-13 for floor in floors)
+
+
+def test_a_floor_replaces_a_smaller_error_of_eager():
+    ref = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    assert reference.error_bound(ref, ref, torch.float16, floor=0.5) == 0.5
+    assert reference.error_bound(ref, ref + 1, torch.float16, floor=0.5) == 2.0
