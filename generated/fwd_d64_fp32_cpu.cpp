@@ -125,7 +125,11 @@ void forward_tile(Scratch& s, const AttentionArgs& a, int64_t b, int64_t h, int 
     };
     store_panels<Panel, kHeadDimV>(s.out, rows_of<Element>(a.out, b, h), q_begin, queries, factor);
     Acc* lse = a.lse.as<Acc>() + (b * a.num_heads + h) * a.seqlen_q + q_begin;
-    for (int i = 0; i < queries; ++i) lse[i] = s.row_max[i] + std::log(s.row_sum[i]);
+    for (int i = 0; i < queries; ++i) {
+        // In fp64, so that it is rounded once: the backward's P has the error of lse.
+        const double log_sum = std::log(static_cast<double>(s.row_sum[i]));
+        lse[i] = static_cast<Acc>(static_cast<double>(s.row_max[i]) + log_sum);
+    }
 }
 
 void forward(const AttentionArgs& a, const PerThread<Scratch>& scratch, int threads) {
