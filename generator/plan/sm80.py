@@ -91,8 +91,7 @@ class Sm80Plan(KernelPlan):
         """This plan, once tiles, registers and shared memory are known to be legal."""
         if self.num_warps < 1 or 32 * self.num_warps > 1024:
             raise PlanError(
-                f"plan: {self.name}: expected 1 to 32 warps, got {self.num_warps}. "
-                "Lower num_warps."
+                f"plan: {self.name}: expected 1 to 32 warps, got {self.num_warps}. Lower num_warps."
             )
         if self.variant.dropout and (self.tile_m % 16 or self.tile_n % 32):
             raise PlanError(
@@ -206,9 +205,7 @@ class Sm80BackwardPlan(Sm80Plan):
         return super().check()
 
 
-def plan(
-    variant: Variant, pass_name: str, target: Target, family: str, reason: str
-) -> Sm80Plan:
+def plan(variant: Variant, pass_name: str, target: Target, family: str, reason: str) -> Sm80Plan:
     """The shipped plan: the first legal candidate."""
     for candidate in candidates(variant, pass_name, target, family, reason):
         return candidate

@@ -25,8 +25,8 @@ __device__ __forceinline__ Dropout dropout_for(const int64_t* rng_state, uint32_
 // Keep bits of this lane's 16 elements in the block of 16 queries x 32 keys whose first query is
 // 16 * block_q and first key 32 * block_kv: bit 4 * n + i is element i of the n-th accumulator.
 template <int kBits>
-__device__ __forceinline__ uint32_t keep_bits(const Dropout& d, uint32_t block_q,
-                                              uint32_t block_kv, int lane) {
+__device__ __forceinline__ uint32_t keep_bits(const Dropout& d, uint32_t block_q, uint32_t block_kv,
+                                              int lane) {
     static_assert(kBits == 8 || kBits == 16, "random bits of an element");
     constexpr int kCalls = kBits / 8;
     constexpr int kPerWord = 32 / kBits;

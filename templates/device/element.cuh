@@ -26,8 +26,8 @@ struct Fp16 {
         return f;
     }
     // acc[16, 8] += a[16, 16] @ b[16, 8], in the fragment layouts of mma.m16n8k16.
-    static __device__ __forceinline__ void mma(float (&acc)[4], const uint32_t (&a)[4],
-                                               uint32_t b0, uint32_t b1) {
+    static __device__ __forceinline__ void mma(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0,
+                                               uint32_t b1) {
         asm volatile(
             "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
             "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
@@ -47,8 +47,8 @@ struct Bf16 {
     static __device__ __forceinline__ float2 unpack(uint32_t r) {
         return {__uint_as_float(r << 16), __uint_as_float(r & 0xffff0000u)};
     }
-    static __device__ __forceinline__ void mma(float (&acc)[4], const uint32_t (&a)[4],
-                                               uint32_t b0, uint32_t b1) {
+    static __device__ __forceinline__ void mma(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0,
+                                               uint32_t b1) {
         asm volatile(
             "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
             "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"

@@ -50,8 +50,7 @@ __device__ __forceinline__ void multiply_accumulated(float (&acc)[kBlocks][2][4]
 // Writes a warp's 16 rows of 16-column blocks, scaled, to a tile.
 template <typename Element, int kLastBlock, int kBlocks, typename OutTile>
 __device__ __forceinline__ void store_blocks(const float (&acc)[kBlocks][2][4], float scale,
-                                             OutTile out_smem, int row, int first_block,
-                                             int lane) {
+                                             OutTile out_smem, int row, int first_block, int lane) {
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
         if (kLastBlock % kBlocks == 0 || first_block + n < kLastBlock) {

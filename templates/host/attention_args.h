@@ -77,10 +77,11 @@ inline void check_sizes(Arguments& in, AttentionArgs& a, const AttentionTypes& t
     check_shape4(in, "v", a.v, a.batch, a.seqlen_k, a.num_heads_kv, types.head_dim_v);
     check_shape4(in, "out", a.out, a.batch, a.seqlen_q, a.num_heads, types.head_dim_v);
     check_row_stats(in, "lse", a.lse, a);
-    if (in.ok() && a.num_heads > 0 &&
-        (a.num_heads_kv == 0 || a.num_heads % a.num_heads_kv != 0)) {
-        in.fail("ValueError", "%s: expected num_heads to be a multiple of num_heads_kv, got %lld "
-                "and %lld", in.function(), static_cast<long long>(a.num_heads),
+    if (in.ok() && a.num_heads > 0 && (a.num_heads_kv == 0 || a.num_heads % a.num_heads_kv != 0)) {
+        in.fail("ValueError",
+                "%s: expected num_heads to be a multiple of num_heads_kv, got %lld "
+                "and %lld",
+                in.function(), static_cast<long long>(a.num_heads),
                 static_cast<long long>(a.num_heads_kv));
     }
     const int64_t largest = int64_t{1} << types.dropout_bits;

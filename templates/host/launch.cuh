@@ -34,6 +34,14 @@ class DeviceGuard {
     bool changed_ = false;
 };
 
+// Lets a kernel ask for more dynamic shared memory than the 48 KiB that it has without asking.
+template <typename Kernel>
+bool allow_smem(Arguments& in, Kernel* kernel, int bytes) {
+    return check_cuda(
+        in, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+        "shared memory");
+}
+
 // The stream that PyTorch has current on that device.
 inline cudaStream_t current_stream(DLDevice device) {
     return static_cast<cudaStream_t>(
