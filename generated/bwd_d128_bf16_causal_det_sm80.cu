@@ -23,7 +23,7 @@ using Element = Bf16;
 constexpr int kHeadDim = 128;     // of Q and K
 constexpr int kHeadDimV = 128;  // of V and out
 // ---- Plan ----
-constexpr int kTileM = 64;  // queries of a step
+constexpr int kTileM = 32;  // queries of a step
 constexpr int kTileN = 128;  // keys of a thread block
 constexpr int kNumStages = 2;  // tiles of Q and dO in flight
 constexpr int kNumWarps = 8;
@@ -43,11 +43,11 @@ using DoutTile = SmemTile<kTileM, 128>;
 // Shared memory, in bytes
 constexpr int kKOffset = 0;  // 34816: K, then dK
 constexpr int kVOffset = 34816;  // 34816: V, then dV
-constexpr int kQOffset = 69632;  // 34816: 2 tiles of Q
-constexpr int kDoutOffset = 104448;  // 34816: 2 tiles of dO
-constexpr int kLseOffset = 139264;  // 512: 2 tiles of lse
-constexpr int kDeltaOffset = 139776;  // 512: 2 tiles of delta
-constexpr int kSmemBytes = 140288;
+constexpr int kQOffset = 69632;  // 17408: 2 tiles of Q
+constexpr int kDoutOffset = 87040;  // 17408: 2 tiles of dO
+constexpr int kLseOffset = 104448;  // 256: 2 tiles of lse
+constexpr int kDeltaOffset = 104704;  // 256: 2 tiles of delta
+constexpr int kSmemBytes = 104960;
 
 // ---- Program: mask = kv_idx <= q_idx + (kv_len - q_len) ----
 // Ranges are half open. Tiles outside a visible range are never visited, tiles inside a full range
@@ -192,10 +192,9 @@ __global__ void __launch_bounds__(kDqThreads)
     q_smem.load_async<kHeadDim, kDqThreads>(
         DqQTile::thread_source<kHeadDim, kDqThreads>(p.q.row(b, h, q_begin), p.q.row_stride),
         p.q.row_stride, num_rows);
-    dout_smem.load_async<kHeadDimV, kDqThreads>(
-        DqDoutTile::thread_source<kHeadDimV, kDqThreads>(p.dout.row(b, h, q_begin),
-                                                         p.dout.row_stride),
-        p.dout.row_stride, num_rows);
+    dout_smem.load_async<kHeadDimV, kDqThreads>(DqDoutTile::thread_source<kHeadDimV, kDqThreads>(
+                                                    p.dout.row(b, h, q_begin), p.dout.row_stride),
+                                                p.dout.row_stride, num_rows);
 
     // Row statistics of the lane's two rows; a row past the end has dO = 0 and adds nothing.
     const int64_t head = int64_t{b} * p.num_heads + h;
@@ -210,14 +209,12 @@ __global__ void __launch_bounds__(kDqThreads)
     float dq[kBlocksQk][2][4] = {};
     for (int kv_begin = visible.begin / kDqTileN * kDqTileN; kv_begin < visible.end;
          kv_begin += kDqTileN) {
-        k_smem.load_async<kHeadDim, kDqThreads>(
-            DqKTile::thread_source<kHeadDim, kDqThreads>(p.k.row(b, h_kv, kv_begin),
-                                                         p.k.row_stride),
-            p.k.row_stride, p.seqlen_k - kv_begin);
-        v_smem.load_async<kHeadDimV, kDqThreads>(
-            DqVTile::thread_source<kHeadDimV, kDqThreads>(p.v.row(b, h_kv, kv_begin),
-                                                          p.v.row_stride),
-            p.v.row_stride, p.seqlen_k - kv_begin);
+        k_smem.load_async<kHeadDim, kDqThreads>(DqKTile::thread_source<kHeadDim, kDqThreads>(
+                                                    p.k.row(b, h_kv, kv_begin), p.k.row_stride),
+                                                p.k.row_stride, p.seqlen_k - kv_begin);
+        v_smem.load_async<kHeadDimV, kDqThreads>(DqVTile::thread_source<kHeadDimV, kDqThreads>(
+                                                     p.v.row(b, h_kv, kv_begin), p.v.row_stride),
+                                                 p.v.row_stride, p.seqlen_k - kv_begin);
         cp_async_commit();
         cp_async_wait<0>();
         __syncthreads();  // Q, dO, K and V have landed
@@ -231,13 +228,12 @@ __global__ void __launch_bounds__(kDqThreads)
         for (int n = 0; n < kDqTileN / 8; ++n) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                float probability =
-                    exp2_approx(s[n][i] * p.softmax_scale_log2 - lse_log2[i / 2]);
+                float probability = exp2_approx(s[n][i] * p.softmax_scale_log2 - lse_log2[i / 2]);
                 if (masked) {
                     const int q_idx = q_begin + warp * 16 + fragment_row(lane, i);
                     const int kv_idx = kv_begin + n * 8 + fragment_col(lane, i);
-                    const bool visible_here = kv_idx < p.seqlen_k &&
-                                              mask_mod(q_idx, kv_idx, p.seqlen_q, p.seqlen_k);
+                    const bool visible_here =
+                        kv_idx < p.seqlen_k && mask_mod(q_idx, kv_idx, p.seqlen_q, p.seqlen_k);
                     if (!visible_here) probability = 0.0f;
                 }
                 ds[n][i] = probability * (ds[n][i] - delta[i / 2]);
@@ -249,7 +245,7 @@ __global__ void __launch_bounds__(kDqThreads)
 
     cp_async_commit();
     cp_async_wait<0>();  // Q and dO, where there was no step to wait for
-    __syncthreads();     // everyone is done with Q, whose place dQ takes
+    __syncthreads();  // everyone is done with Q, whose place dQ takes
     store_blocks<Element, kBlocksQk>(dq, p.softmax_scale, q_smem, warp * 16, 0, lane);
     __syncthreads();  // rows of the tile come from several warps where a store crosses them
     q_smem.store<kHeadDim, kDqThreads>(p.dq.row(b, h, q_begin), p.dq.row_stride, num_rows);
@@ -268,6 +264,7 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
         }
     }
     if (!masked) return;
+    lane = opaque(lane);
     // After the exponential: a row that sees no key has lse = -inf, and exp2(s + inf) is no number.
 #pragma unroll
     for (int m = 0; m < kBlocksM; ++m) {
@@ -280,6 +277,25 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
             if (!visible) s[m][i] = 0.0f;
         }
     }
+}
+
+// The keys that a thread block owns.
+struct Position {
+    int b, h_kv;
+    int kv_begin, num_keys;
+};
+
+// The first keys come first: with a causal mask they have the most queries. Called again after the
+// loop, since computing this twice is cheaper than holding it.
+__device__ __forceinline__ Position locate(const Params& p) {
+    const unsigned block = opaque(blockIdx.x);
+    const unsigned head = block / p.num_tiles_n;
+    Position at;
+    at.b = head / p.num_heads_kv;
+    at.h_kv = head % p.num_heads_kv;
+    at.kv_begin = block % p.num_tiles_n * kTileN;
+    at.num_keys = min(kTileN, p.seqlen_k - at.kv_begin);
+    return at;
 }
 
 __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
@@ -295,38 +311,36 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const int key_block = warp / kHeadSplits;  // 16 keys
     const int part = warp % kHeadSplits;       // of the columns of dK and dV
 
-    // The first keys come first: with a causal mask they have the most queries.
-    const int tile_n = blockIdx.x % p.num_tiles_n;
-    const int h_kv = blockIdx.x / p.num_tiles_n % p.num_heads_kv;
-    const int b = blockIdx.x / p.num_tiles_n / p.num_heads_kv;
-    const int kv_begin = tile_n * kTileN;
-    const int num_keys = min(kTileN, p.seqlen_k - kv_begin);
-
+    const Position own = locate(p);
+    const int b = own.b;
+    const int h_kv = own.h_kv;
+    const int kv_begin = own.kv_begin;
+    const int num_keys = own.num_keys;
     const Range visible =
         visible_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
     const Range full = full_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
     const int first_tile = visible.begin / kTileM;
-    const int num_tiles = visible.begin < visible.end
-                              ? (visible.end + kTileM - 1) / kTileM - first_tile
-                              : 0;
-    const int num_steps = num_tiles * p.group;
+    const int last_tile = (visible.end + kTileM - 1) / kTileM - 1;
+    const bool any_visible = visible.begin < visible.end;
+    const int last_head = (h_kv + 1) * p.group - 1;
 
     // Starts copying what a step reads: Q, dO and their row statistics.
     const auto load_step = [&](int stage, int h, int tile) {
+        const int batch = opaque(b);
         const int q_begin = tile * kTileM;
         const int num_rows = p.seqlen_q - q_begin;
         const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
         const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
         q_smem.load_async<kHeadDim, kNumThreads>(
-            QTile::thread_source<kHeadDim, kNumThreads>(p.q.row(b, h, q_begin), p.q.row_stride),
+            QTile::thread_source<kHeadDim, kNumThreads>(p.q.row(batch, h, q_begin), p.q.row_stride),
             p.q.row_stride, num_rows);
         dout_smem.load_async<kHeadDimV, kNumThreads>(
-            DoutTile::thread_source<kHeadDimV, kNumThreads>(p.dout.row(b, h, q_begin),
+            DoutTile::thread_source<kHeadDimV, kNumThreads>(p.dout.row(batch, h, q_begin),
                                                             p.dout.row_stride),
             p.dout.row_stride, num_rows);
         if (threadIdx.x < kTileM) {
-            const int64_t head = int64_t{b} * p.num_heads + h;
-            const int row = threadIdx.x;
+            const int64_t head = int64_t{batch} * p.num_heads + h;
+            const int row = opaque(threadIdx.x);
             const uint32_t offset = (stage * kTileM + row) * sizeof(float);
             cp_async_4(smem_base + kLseOffset + offset, p.lse + head * p.seqlen_q + q_begin + row,
                        row < num_rows);
@@ -352,23 +366,24 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         p.v.row_stride, num_keys);
     int h = h_kv * p.group;
     int tile = first_tile;
-    if (num_steps > 0) load_step(0, h, tile);
+    if (any_visible) load_step(0, h, tile);
 
     float dk[kOwnBlocksQk][2][4] = {};
     float dv[kOwnBlocksV][2][4] = {};
 
-    for (int step = 0; step < num_steps; ++step) {
-        const int stage = step % kNumStages;
+    // Steps: the tiles of one query head, then those of the next.
+    for (int stage = 0; any_visible && h <= last_head; stage = (stage + 1) % kNumStages) {
         const int q_begin = tile * kTileM;
         const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
         const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
-        if (++tile == first_tile + num_tiles) {
-            tile = first_tile;
-            ++h;
-        }
+        const bool next_head = tile == last_tile;
+        const int next_h = next_head ? h + 1 : h;
+        const int next_tile = next_head ? first_tile : tile + 1;
         cp_async_wait<0>();
         __syncthreads();  // this step's tiles have landed; everyone is done with the last step
-        if (kNumStages > 1 && step + 1 < num_steps) load_step((step + 1) % kNumStages, h, tile);
+        if (kNumStages > 1 && next_h <= last_head) {
+            load_step((stage + 1) % kNumStages, next_h, next_tile);
+        }
 
         // S^T = K @ Q^T, then P^T  [16 keys, kTileM]
         float s[kBlocksM][4] = {};
@@ -395,7 +410,9 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         multiply_accumulated<Element, kBlocksQk>(dk, ds, q_smem, part * kOwnBlocksQk, lane);
 
         __syncthreads();  // everyone is done with this step's tiles and keep bits
-        if (kNumStages == 1 && step + 1 < num_steps) load_step(0, h, tile);
+        if (kNumStages == 1 && next_h <= last_head) load_step(0, next_h, next_tile);
+        h = next_h;
+        tile = next_tile;
     }
 
     cp_async_wait<0>();  // K and V, where there was no step to wait for
@@ -406,13 +423,15 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     store_blocks<Element, kBlocksV>(dv, dv_scale, v_smem, key_block * 16, part * kOwnBlocksV,
                                     lane);
     __syncthreads();  // rows of a tile come from several warps where a store crosses them
-    k_smem.store<kHeadDim, kNumThreads>(p.dk.row(b, h_kv, kv_begin), p.dk.row_stride, num_keys);
-    v_smem.store<kHeadDimV, kNumThreads>(p.dv.row(b, h_kv, kv_begin), p.dv.row_stride, num_keys);
+    const Position at = locate(p);
+    k_smem.store<kHeadDim, kNumThreads>(p.dk.row(at.b, at.h_kv, at.kv_begin), p.dk.row_stride,
+                                        at.num_keys);
+    v_smem.store<kHeadDimV, kNumThreads>(p.dv.row(at.b, at.h_kv, at.kv_begin), p.dv.row_stride,
+                                         at.num_keys);
 }
 
 // ---- Host ----
-constexpr AttentionTypes kTypes = {
-    {kDLBfloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 0};
+constexpr AttentionTypes kTypes = {{kDLBfloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 0};
 
 int64_t num_tiles(int64_t seqlen, int tile) { return (seqlen + tile - 1) / tile; }
 
@@ -474,12 +493,6 @@ bool check_tensors(Arguments& in, const AttentionArgs& a) {
     return in.ok();
 }
 
-bool allow_smem(Arguments& in, const void* kernel, int bytes) {
-    return check_cuda(in, cudaFuncSetAttribute(
-                              kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                      "shared memory");
-}
-
 bool launch(Arguments& in, const AttentionArgs& a) {
     if (!check_tensors(in, a)) return false;
     const int64_t tiles_m = num_tiles(a.seqlen_q, kTileM) * a.num_heads;
@@ -488,26 +501,21 @@ bool launch(Arguments& in, const AttentionArgs& a) {
     if (a.batch == 0 || a.num_heads == 0) return true;
     const DeviceGuard guard(a.device.device_id);
     const cudaStream_t stream = current_stream(a.device);
-    if (!allow_smem(in, reinterpret_cast<const void*>(bwd_d128_bf16_causal_det_sm80), kSmemBytes)) return false;
-    if (!allow_smem(in, reinterpret_cast<const void*>(bwd_d128_bf16_causal_det_sm80_dq), kDqSmemBytes)) return false;
+    const auto delta_kernel = &bwd_d128_bf16_causal_det_sm80_delta;
+    const auto main_kernel = &bwd_d128_bf16_causal_det_sm80;
+    if (!allow_smem(in, main_kernel, kSmemBytes)) return false;
+    const auto dq_kernel = &bwd_d128_bf16_causal_det_sm80_dq;
+    if (!allow_smem(in, dq_kernel, kDqSmemBytes)) return false;
     const int64_t blocks_per_batch = max(max(tiles_m, tiles_n), max(tiles_dq, int64_t{1}));
     // A grid has one long dimension; more blocks than it holds go in several launches.
     const int64_t batch_step = max(int64_t{1}, kMaxGrid / blocks_per_batch);
     for (int64_t batch = 0; batch < a.batch; batch += batch_step) {
         const int64_t count = min(batch_step, a.batch - batch);
         const Params p = make_params(a, batch);
-        if (tiles_m > 0) {
-            bwd_d128_bf16_causal_det_sm80_delta<<<static_cast<unsigned>(count * tiles_m), kDeltaThreads, 0,
-                                 stream>>>(p);
-        }
-        if (tiles_n > 0) {
-            bwd_d128_bf16_causal_det_sm80<<<static_cast<unsigned>(count * tiles_n), kNumThreads, kSmemBytes,
-                           stream>>>(p);
-        }
-        if (tiles_dq > 0) {
-            bwd_d128_bf16_causal_det_sm80_dq<<<static_cast<unsigned>(count * tiles_dq), kDqThreads, kDqSmemBytes,
-                              stream>>>(p);
-        }
+        const auto grid = [count](int64_t tiles) { return static_cast<unsigned>(count * tiles); };
+        if (tiles_m > 0) delta_kernel<<<grid(tiles_m), kDeltaThreads, 0, stream>>>(p);
+        if (tiles_n > 0) main_kernel<<<grid(tiles_n), kNumThreads, kSmemBytes, stream>>>(p);
+        if (tiles_dq > 0) dq_kernel<<<grid(tiles_dq), kDqThreads, kDqSmemBytes, stream>>>(p);
         if (!check_cuda(in, cudaGetLastError(), "launch")) return false;
     }
     return true;
@@ -515,8 +523,8 @@ bool launch(Arguments& in, const AttentionArgs& a) {
 
 }  // namespace
 
-extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* args,
-                                                     int32_t num_args, TVMFFIAny*) {
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* args, int32_t num_args,
+                                                     TVMFFIAny*) {
     Arguments in("backward", args, num_args, kBackwardArgs);
     AttentionArgs a = {};
     return read_backward(in, a, kTypes) && launch(in, a) ? 0 : -1;

@@ -226,6 +226,7 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
         }
     }
     if (!masked) return;
+    lane = opaque(lane);
     // After the exponential: a row that sees no key has lse = -inf, and exp2(s + inf) is no number.
 #pragma unroll
     for (int m = 0; m < kBlocksM; ++m) {
@@ -238,6 +239,25 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
             if (!visible) s[m][i] = 0.0f;
         }
     }
+}
+
+// The keys that a thread block owns.
+struct Position {
+    int b, h_kv;
+    int kv_begin, num_keys;
+};
+
+// The first keys come first: with a causal mask they have the most queries. Called again after the
+// loop, since computing this twice is cheaper than holding it.
+__device__ __forceinline__ Position locate(const Params& p) {
+    const unsigned block = opaque(blockIdx.x);
+    const unsigned head = block / p.num_tiles_n;
+    Position at;
+    at.b = head / p.num_heads_kv;
+    at.h_kv = head % p.num_heads_kv;
+    at.kv_begin = block % p.num_tiles_n * kTileN;
+    at.num_keys = min(kTileN, p.seqlen_k - at.kv_begin);
+    return at;
 }
 
 __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
@@ -254,38 +274,36 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const int key_block = warp / kHeadSplits;  // 16 keys
     const int part = warp % kHeadSplits;       // of the columns of dK and dV
 
-    // The first keys come first: with a causal mask they have the most queries.
-    const int tile_n = blockIdx.x % p.num_tiles_n;
-    const int h_kv = blockIdx.x / p.num_tiles_n % p.num_heads_kv;
-    const int b = blockIdx.x / p.num_tiles_n / p.num_heads_kv;
-    const int kv_begin = tile_n * kTileN;
-    const int num_keys = min(kTileN, p.seqlen_k - kv_begin);
-
+    const Position own = locate(p);
+    const int b = own.b;
+    const int h_kv = own.h_kv;
+    const int kv_begin = own.kv_begin;
+    const int num_keys = own.num_keys;
     const Range visible =
         visible_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
     const Range full = full_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
     const int first_tile = visible.begin / kTileM;
-    const int num_tiles = visible.begin < visible.end
-                              ? (visible.end + kTileM - 1) / kTileM - first_tile
-                              : 0;
-    const int num_steps = num_tiles * p.group;
+    const int last_tile = (visible.end + kTileM - 1) / kTileM - 1;
+    const bool any_visible = visible.begin < visible.end;
+    const int last_head = (h_kv + 1) * p.group - 1;
 
     // Starts copying what a step reads: Q, dO and their row statistics.
     const auto load_step = [&](int stage, int h, int tile) {
+        const int batch = opaque(b);
         const int q_begin = tile * kTileM;
         const int num_rows = p.seqlen_q - q_begin;
         const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
         const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
         q_smem.load_async<kHeadDim, kNumThreads>(
-            QTile::thread_source<kHeadDim, kNumThreads>(p.q.row(b, h, q_begin), p.q.row_stride),
+            QTile::thread_source<kHeadDim, kNumThreads>(p.q.row(batch, h, q_begin), p.q.row_stride),
             p.q.row_stride, num_rows);
         dout_smem.load_async<kHeadDimV, kNumThreads>(
-            DoutTile::thread_source<kHeadDimV, kNumThreads>(p.dout.row(b, h, q_begin),
+            DoutTile::thread_source<kHeadDimV, kNumThreads>(p.dout.row(batch, h, q_begin),
                                                             p.dout.row_stride),
             p.dout.row_stride, num_rows);
         if (threadIdx.x < kTileM) {
-            const int64_t head = int64_t{b} * p.num_heads + h;
-            const int row = threadIdx.x;
+            const int64_t head = int64_t{batch} * p.num_heads + h;
+            const int row = opaque(threadIdx.x);
             const uint32_t offset = (stage * kTileM + row) * sizeof(float);
             cp_async_4(smem_base + kLseOffset + offset, p.lse + head * p.seqlen_q + q_begin + row,
                        row < num_rows);
@@ -311,25 +329,24 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         p.v.row_stride, num_keys);
     int h = h_kv * p.group;
     int tile = first_tile;
-    if (num_steps > 0) load_step(0, h, tile);
+    if (any_visible) load_step(0, h, tile);
 
     float dk[kOwnBlocksQk][2][4] = {};
     float dv[kOwnBlocksV][2][4] = {};
 
-    for (int step = 0; step < num_steps; ++step) {
-        const int stage = step % kNumStages;
+    // Steps: the tiles of one query head, then those of the next.
+    for (int stage = 0; any_visible && h <= last_head; stage = (stage + 1) % kNumStages) {
         const int q_begin = tile * kTileM;
         const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
         const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
-        float* dq_tile = p.dq_accum + ((int64_t{b} * p.num_heads + h) * p.num_tiles_m + tile) *
-                                          (kTileM * kBlocksQk * 16);
-        if (++tile == first_tile + num_tiles) {
-            tile = first_tile;
-            ++h;
-        }
+        const bool next_head = tile == last_tile;
+        const int next_h = next_head ? h + 1 : h;
+        const int next_tile = next_head ? first_tile : tile + 1;
         cp_async_wait<0>();
         __syncthreads();  // this step's tiles have landed; everyone is done with the last step
-        if (kNumStages > 1 && step + 1 < num_steps) load_step((step + 1) % kNumStages, h, tile);
+        if (kNumStages > 1 && next_h <= last_head) {
+            load_step((stage + 1) % kNumStages, next_h, next_tile);
+        }
 
         // S^T = K @ Q^T, then P^T  [16 keys, kTileM]
         float s[kBlocksM][4] = {};
@@ -367,8 +384,12 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         multiply_accumulated<Element, kBlocksQk>(dk, ds, q_smem, part * kOwnBlocksQk, lane);
 
         __syncthreads();  // dS is complete; everyone is done with this step's tiles
-        if (kNumStages == 1 && step + 1 < num_steps) load_step(0, h, tile);
-        add_dq(dq_tile, ds_smem, k_smem, warp, lane);
+        if (kNumStages == 1 && next_h <= last_head) load_step(0, next_h, next_tile);
+        const int64_t head = int64_t{opaque(b)} * p.num_heads + h;
+        add_dq(p.dq_accum + (head * p.num_tiles_m + tile) * (kTileM * kBlocksQk * 16),
+               ds_smem, k_smem, warp, lane);
+        h = next_h;
+        tile = next_tile;
     }
 
     cp_async_wait<0>();  // K and V, where there was no step to wait for
@@ -379,13 +400,15 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     store_blocks<Element, kBlocksV>(dv, dv_scale, v_smem, key_block * 16, part * kOwnBlocksV,
                                     lane);
     __syncthreads();  // rows of a tile come from several warps where a store crosses them
-    k_smem.store<kHeadDim, kNumThreads>(p.dk.row(b, h_kv, kv_begin), p.dk.row_stride, num_keys);
-    v_smem.store<kHeadDimV, kNumThreads>(p.dv.row(b, h_kv, kv_begin), p.dv.row_stride, num_keys);
+    const Position at = locate(p);
+    k_smem.store<kHeadDim, kNumThreads>(p.dk.row(at.b, at.h_kv, at.kv_begin), p.dk.row_stride,
+                                        at.num_keys);
+    v_smem.store<kHeadDimV, kNumThreads>(p.dv.row(at.b, at.h_kv, at.kv_begin), p.dv.row_stride,
+                                         at.num_keys);
 }
 
 // ---- Host ----
-constexpr AttentionTypes kTypes = {
-    {kDLBfloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 0};
+constexpr AttentionTypes kTypes = {{kDLBfloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 0};
 
 int64_t num_tiles(int64_t seqlen, int tile) { return (seqlen + tile - 1) / tile; }
 
@@ -416,8 +439,8 @@ Params make_params(const AttentionArgs& a, int64_t batch) {
     float* workspace = a.workspace.as<float>();
     const int64_t before = delta_elems(batch, a.num_heads, a.seqlen_q);
     p.delta = workspace + before;
-    p.dq_accum = workspace + delta_elems(a.batch, a.num_heads, a.seqlen_q) +
-                 before * (kBlocksQk * 16);
+    p.dq_accum =
+        workspace + delta_elems(a.batch, a.num_heads, a.seqlen_q) + before * (kBlocksQk * 16);
     p.num_heads = static_cast<unsigned>(a.num_heads);
     p.num_heads_kv = static_cast<unsigned>(a.num_heads_kv);
     p.group = static_cast<unsigned>(a.num_heads / a.num_heads_kv);
@@ -449,12 +472,6 @@ bool check_tensors(Arguments& in, const AttentionArgs& a) {
     return in.ok();
 }
 
-bool allow_smem(Arguments& in, const void* kernel, int bytes) {
-    return check_cuda(in, cudaFuncSetAttribute(
-                              kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                      "shared memory");
-}
-
 bool launch(Arguments& in, const AttentionArgs& a) {
     if (!check_tensors(in, a)) return false;
     const int64_t tiles_m = num_tiles(a.seqlen_q, kTileM) * a.num_heads;
@@ -462,25 +479,20 @@ bool launch(Arguments& in, const AttentionArgs& a) {
     if (a.batch == 0 || a.num_heads == 0) return true;
     const DeviceGuard guard(a.device.device_id);
     const cudaStream_t stream = current_stream(a.device);
-    if (!allow_smem(in, reinterpret_cast<const void*>(bwd_d128_bf16_causal_sm80), kSmemBytes)) return false;
+    const auto delta_kernel = &bwd_d128_bf16_causal_sm80_delta;
+    const auto main_kernel = &bwd_d128_bf16_causal_sm80;
+    if (!allow_smem(in, main_kernel, kSmemBytes)) return false;
+    const auto convert_kernel = &bwd_d128_bf16_causal_sm80_convert;
     const int64_t blocks_per_batch = max(max(tiles_m, tiles_n), int64_t{1});
     // A grid has one long dimension; more blocks than it holds go in several launches.
     const int64_t batch_step = max(int64_t{1}, kMaxGrid / blocks_per_batch);
     for (int64_t batch = 0; batch < a.batch; batch += batch_step) {
         const int64_t count = min(batch_step, a.batch - batch);
         const Params p = make_params(a, batch);
-        if (tiles_m > 0) {
-            bwd_d128_bf16_causal_sm80_delta<<<static_cast<unsigned>(count * tiles_m), kDeltaThreads, 0,
-                                 stream>>>(p);
-        }
-        if (tiles_n > 0) {
-            bwd_d128_bf16_causal_sm80<<<static_cast<unsigned>(count * tiles_n), kNumThreads, kSmemBytes,
-                           stream>>>(p);
-        }
-        if (tiles_m > 0) {
-            bwd_d128_bf16_causal_sm80_convert<<<static_cast<unsigned>(count * tiles_m), kConvertThreads, 0,
-                                   stream>>>(p);
-        }
+        const auto grid = [count](int64_t tiles) { return static_cast<unsigned>(count * tiles); };
+        if (tiles_m > 0) delta_kernel<<<grid(tiles_m), kDeltaThreads, 0, stream>>>(p);
+        if (tiles_n > 0) main_kernel<<<grid(tiles_n), kNumThreads, kSmemBytes, stream>>>(p);
+        if (tiles_m > 0) convert_kernel<<<grid(tiles_m), kConvertThreads, 0, stream>>>(p);
         if (!check_cuda(in, cudaGetLastError(), "launch")) return false;
     }
     return true;
@@ -488,8 +500,8 @@ bool launch(Arguments& in, const AttentionArgs& a) {
 
 }  // namespace
 
-extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* args,
-                                                     int32_t num_args, TVMFFIAny*) {
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* args, int32_t num_args,
+                                                     TVMFFIAny*) {
     Arguments in("backward", args, num_args, kBackwardArgs);
     AttentionArgs a = {};
     return read_backward(in, a, kTypes) && launch(in, a) ? 0 : -1;

@@ -16,7 +16,7 @@ using namespace flashgen;
 
 // ---- Variant ----
 using Element = Bf16;
-constexpr int kHeadDim = 128;     // of Q and K
+constexpr int kHeadDim = 128;  // of Q and K
 constexpr int kHeadDimV = 128;  // of V and out
 // ---- Plan ----
 constexpr int kTileM = 128;  // queries of a thread block
@@ -118,8 +118,8 @@ __device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], int
             for (int i = 0; i < 4; ++i) {
                 const int q_idx = q_begin + (warp * kAtomsM + m) * 16 + fragment_row(lane, i);
                 const int kv_idx = kv_begin + n * 8 + fragment_col(lane, i);
-                const bool visible = kv_idx < p.seqlen_k &&
-                                     mask_mod(q_idx, kv_idx, p.seqlen_q, p.seqlen_k);
+                const bool visible =
+                    kv_idx < p.seqlen_k && mask_mod(q_idx, kv_idx, p.seqlen_q, p.seqlen_k);
                 if (!visible) s[m][n][i] = -INFINITY;
             }
         }
@@ -169,9 +169,8 @@ __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], S
 }
 
 // out += P @ V  [kTileM, kHeadDimV]; P goes from accumulators to operands without leaving registers
-__device__ __forceinline__ void multiply_pv(State& state,
-                                            const float (&p)[kAtomsM][kBlocksN][4], VTile v_smem,
-                                            int lane) {
+__device__ __forceinline__ void multiply_pv(State& state, const float (&p)[kAtomsM][kBlocksN][4],
+                                            VTile v_smem, int lane) {
 #pragma unroll
     for (int k = 0; k < kTileN; k += 16) {
         uint32_t a[kAtomsM][4];
@@ -207,8 +206,7 @@ __device__ __forceinline__ void finish(State& state, OutTile out_smem, float* ls
             const bool empty = state.row_max[m][r] == -INFINITY;
             if (lane % 4 == 0 && row + 8 * r < num_rows) {
                 lse[row + 8 * r] =
-                    empty ? -INFINITY
-                          : state.row_max[m][r] * p.softmax_scale + logf(row_sum);
+                    empty ? -INFINITY : state.row_max[m][r] * p.softmax_scale + logf(row_sum);
             }
             const float inverse = empty ? 0.0f : 1.0f / row_sum;
 #pragma unroll
@@ -228,12 +226,10 @@ struct Position {
 };
 
 // Neighbouring blocks share a head, so its K and V stay in the L2 cache. The last queries come
-// first: with a causal mask they have the most keys.
+// first: with a causal mask they have the most keys. Called again after the loop, since computing
+// this twice is cheaper than holding it.
 __device__ __forceinline__ Position locate(const Params& p) {
-    unsigned block = blockIdx.x;
-    // Keeps the compiler from carrying a position through the loop that is needed after it: it is
-    // cheaper to compute twice than to hold in registers.
-    asm volatile("" : "+r"(block));
+    const unsigned block = opaque(blockIdx.x);
     const unsigned tile = p.num_tiles_m - 1 - block % p.num_tiles_m;
     const unsigned head = block / p.num_tiles_m;
     Position at;
@@ -254,7 +250,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const int lane = threadIdx.x % 32;
 
     const Position at = locate(p);
-    const Range visible = visible_keys(at.q_begin, at.q_begin + at.num_rows, p.seqlen_q, p.seqlen_k);
+    const Range visible =
+        visible_keys(at.q_begin, at.q_begin + at.num_rows, p.seqlen_q, p.seqlen_k);
     const Range full = full_keys(at.q_begin, at.q_begin + at.num_rows, p.seqlen_q, p.seqlen_k);
     const int kv_first = visible.begin / kTileN * kTileN;
     const int kv_last = (visible.end + kTileN - 1) / kTileN * kTileN - kTileN;
@@ -278,10 +275,9 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     q_smem.clear_padding<kHeadDim, kNumThreads>();
     k_smem.clear_padding<kHeadDim, kNumThreads>();
     v_smem.clear_padding<kHeadDimV, kNumThreads>();
-    q_smem.load_async<kHeadDim, kNumThreads>(
-        QTile::thread_source<kHeadDim, kNumThreads>(p.q.row(at.b, at.h, at.q_begin),
-                                                    p.q.row_stride),
-        p.q.row_stride, at.num_rows);
+    q_smem.load_async<kHeadDim, kNumThreads>(QTile::thread_source<kHeadDim, kNumThreads>(
+                                                 p.q.row(at.b, at.h, at.q_begin), p.q.row_stride),
+                                             p.q.row_stride, at.num_rows);
     if (kv_last >= kv_first) load_k(kv_last);
 
     State state = {};
@@ -310,16 +306,14 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     __syncthreads();     // everyone is done with Q, whose place the output takes
     const OutTile out_smem{q_smem.base};
     const Position end = locate(p);
-    float* lse =
-        p.lse + (int64_t{end.b} * p.num_heads + end.h) * p.seqlen_q + end.q_begin;
+    float* lse = p.lse + (int64_t{end.b} * p.num_heads + end.h) * p.seqlen_q + end.q_begin;
     finish(state, out_smem, lse, end.num_rows, p, warp, lane);
     __syncthreads();  // rows of the tile come from several warps where a store crosses them
-    out_smem.store<kHeadDimV, kNumThreads>(p.out.row(end.b, end.h, end.q_begin),
-                                           p.out.row_stride, end.num_rows);
+    out_smem.store<kHeadDimV, kNumThreads>(p.out.row(end.b, end.h, end.q_begin), p.out.row_stride,
+                                           end.num_rows);
 }
 
-constexpr AttentionTypes kTypes = {
-    {kDLBfloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 0};
+constexpr AttentionTypes kTypes = {{kDLBfloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 0};
 
 bool launch(Arguments& in, const AttentionArgs& a) {
     check_alignment(in, "q", a.q);
@@ -331,12 +325,9 @@ bool launch(Arguments& in, const AttentionArgs& a) {
     const int64_t blocks_per_batch = num_tiles_m * a.num_heads;
     if (a.batch == 0 || blocks_per_batch == 0) return true;
     const DeviceGuard guard(a.device.device_id);
-    if (!check_cuda(in, cudaFuncSetAttribute(fwd_d128_bf16_causal_sm90,
-                                             cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             kSmemBytes),
-                    "shared memory")) {
-        return false;
-    }
+    const cudaStream_t stream = current_stream(a.device);
+    const auto kernel = &fwd_d128_bf16_causal_sm90;
+    if (!allow_smem(in, kernel, kSmemBytes)) return false;
     // A grid has one long dimension; more blocks than it holds go in several launches.
     const int64_t batch_step = max(int64_t{1}, kMaxGrid / blocks_per_batch);
     for (int64_t batch = 0; batch < a.batch; batch += batch_step) {
@@ -354,8 +345,7 @@ bool launch(Arguments& in, const AttentionArgs& a) {
         p.softmax_scale = static_cast<float>(a.softmax_scale);
         p.softmax_scale_log2 = static_cast<float>(a.softmax_scale * kLog2E);
         const int64_t blocks = min(batch_step, a.batch - batch) * blocks_per_batch;
-        fwd_d128_bf16_causal_sm90<<<static_cast<unsigned>(blocks), kNumThreads, kSmemBytes,
-            current_stream(a.device)>>>(p);
+        kernel<<<static_cast<unsigned>(blocks), kNumThreads, kSmemBytes, stream>>>(p);
         if (!check_cuda(in, cudaGetLastError(), "launch")) return false;
     }
     return true;

@@ -220,7 +220,7 @@ def candidates(
 ) -> Iterator[Sm80Plan]:
     """Every legal plan, best first."""
     generate = _forward if pass_name == "forward" else _backward
-    for tiles in generate(variant):
+    for tiles in generate(variant, target):
         cls = Sm80ForwardPlan if pass_name == "forward" else Sm80BackwardPlan
         candidate = cls(
             variant=variant,
@@ -237,7 +237,7 @@ def candidates(
         yield candidate
 
 
-def _forward(variant: Variant) -> Iterator[dict[str, int]]:
+def _forward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     """Tiles in order of preference.
 
     Rows per warp first, since each K and V fragment is then used twice. Above 96 columns 64 keys
@@ -254,12 +254,20 @@ def _forward(variant: Variant) -> Iterator[dict[str, int]]:
         yield {"tile_m": tile_m, "tile_n": tile_n, "num_warps": num_warps}
 
 
-def _backward(variant: Variant) -> Iterator[dict[str, int]]:
+def _backward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     """Tiles in order of preference; above 128 columns two warps share their keys' columns."""
-    if max(variant.head_dim, variant.head_dim_v) <= 128:
+    columns = max(variant.head_dim, variant.head_dim_v)
+    if columns <= 128:
         shapes = [(64, 8, 1, 2), (32, 8, 1, 2), (32, 4, 1, 2), (32, 4, 1, 1)]
-    else:
+        spills = variant.deterministic and columns > 96  # 64 queries; nvcc 13.0
+    elif columns <= 192:
         shapes = [(64, 8, 2, 1), (32, 8, 2, 2), (32, 8, 2, 1), (32, 4, 2, 1), (16, 4, 2, 1)]
+        spills = False
+    else:
+        shapes = [(32, 8, 2, 2), (16, 8, 2, 2), (32, 8, 2, 1), (32, 4, 2, 1), (16, 4, 2, 1)]
+        spills = target.capability >= (9, 0)  # 32 queries; nvcc 13.0
+    if spills:
+        shapes = shapes[1:]
     for tile_m, num_warps, head_splits, num_stages in shapes:
         yield {
             "tile_m": tile_m,

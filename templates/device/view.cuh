@@ -13,7 +13,7 @@ struct View {
     int64_t batch_stride, row_stride, head_stride;  // in elements
 
     // Row `row` of (b, h), in 64-bit arithmetic.
-    __device__ __forceinline__ T* row(int b, int h, int64_t row) const {
+    __device__ __forceinline__ T* row(unsigned b, unsigned h, int64_t row) const {
         return data + b * batch_stride + row * row_stride + h * head_stride;
     }
 };
