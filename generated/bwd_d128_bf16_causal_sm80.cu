@@ -392,8 +392,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         tile = next_tile;
     }
 
-    cp_async_wait<0>();  // K and V, where there was no step to wait for
-    __syncthreads();     // everyone is done with K and V, whose places dK and dV take
+    cp_async_wait_all();  // K and V, where there was no step to wait for
+    __syncthreads();      // everyone is done with K and V, whose places dK and dV take
     store_blocks<Element, kBlocksQk>(dk, p.softmax_scale, k_smem, key_block * 16,
                                      part * kOwnBlocksQk, lane);
     const float dv_scale = 1.0f;

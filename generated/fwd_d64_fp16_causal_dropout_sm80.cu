@@ -330,8 +330,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         multiply_pv(state, s, v_smem, lane);
     }
 
-    cp_async_wait<0>();  // Q, where there was no tile to wait for
-    __syncthreads();     // everyone is done with Q, whose place the output takes
+    cp_async_wait_all();  // Q, where there was no tile to wait for
+    __syncthreads();      // everyone is done with Q, whose place the output takes
     const OutTile out_smem{q_smem.base};
     const Position end = locate(p);
     float* lse = p.lse + (int64_t{end.b} * p.num_heads + end.h) * p.seqlen_q + end.q_begin;
