@@ -31,8 +31,8 @@ _CANDIDATE_TILES = ((96, 64), (48, 64), (192, 64), (96, 96), (96, 128), (192, 12
 class CpuPlan(KernelPlan):
     """The decisions of the cpu family.
 
-    A task owns `lanes_tile` rows that lie on SIMD lanes and walks the other side in steps. In
-    forward and in the backward's dq the rows are tile_m queries and a step is tile_n keys; in
+    A task owns rows that lie on SIMD lanes and walks the other side in steps. In forward and
+    in the backward's dq the rows are tile_m queries and a step is tile_n keys; in
     dk and dv the rows are dkv_tile_n keys and a step is dkv_tile_m queries.
 
     Attributes:
