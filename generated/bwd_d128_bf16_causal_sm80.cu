@@ -2,7 +2,8 @@
 //
 // With S = softmax_scale * Q @ K^T, P = exp(S - lse) where visible, D = dropout's 0 or scale:
 //   dV = (D * P)^T @ dO,   dP = D * (dO @ V^T),   dS = P * (dP - delta),
-//   dQ = softmax_scale * dS @ K,   dK = softmax_scale * dS^T @ Q,   delta = rowsum(dO * out) - dlse.
+//   dQ = softmax_scale * dS @ K,   dK = softmax_scale * dS^T @ Q,
+//   delta = rowsum(dO * out) - dlse.
 // P is computed anew from Q, K and lse; nothing of size seqlen_q x seqlen_k exists. A thread block
 // owns kTileN keys of one K/V head and walks the queries that may see them, of all heads that share
 // it. A warp computes the transposed tiles S^T and dS^T of its own 16 keys, so both feed dV and dK
@@ -20,7 +21,7 @@ using namespace flashgen;
 
 // ---- Variant ----
 using Element = Bf16;
-constexpr int kHeadDim = 128;     // of Q and K
+constexpr int kHeadDim = 128;  // of Q and K
 constexpr int kHeadDimV = 128;  // of V and out
 // ---- Plan ----
 constexpr int kTileM = 64;  // queries of a step
@@ -30,9 +31,9 @@ constexpr int kNumWarps = 8;
 constexpr int kNumThreads = 32 * kNumWarps;
 constexpr int kMinBlocks = 1;  // resident on a multiprocessor
 constexpr int kHeadSplits = 1;  // warps that share 16 keys, each with its columns of dK, dV
-constexpr int kBlocksM = kTileM / 8;               // n8 blocks of a score tile
+constexpr int kBlocksM = kTileM / 8;  // n8 blocks of a score tile
 constexpr int kBlocksQk = 128 / 16;  // 16-column blocks of dQ and dK
-constexpr int kBlocksV = 128 / 16;    // of dV
+constexpr int kBlocksV = 128 / 16;  // of dV
 constexpr int kOwnBlocksQk = (kBlocksQk + kHeadSplits - 1) / kHeadSplits;  // a warp's share
 constexpr int kOwnBlocksV = (kBlocksV + kHeadSplits - 1) / kHeadSplits;
 
@@ -78,15 +79,15 @@ FLASHGEN_HOOK Range full_queries(int kv_begin, int kv_end, int q_len, int kv_len
 }
 
 struct Params {
-    View<const Element> q;     // [batch, seqlen_q, num_heads, kHeadDim]
-    View<const Element> k;     // [batch, seqlen_k, num_heads_kv, kHeadDim]
-    View<const Element> v;     // [batch, seqlen_k, num_heads_kv, kHeadDimV]
-    View<const Element> out;   // [batch, seqlen_q, num_heads, kHeadDimV]
+    View<const Element> q;  // [batch, seqlen_q, num_heads, kHeadDim]
+    View<const Element> k;  // [batch, seqlen_k, num_heads_kv, kHeadDim]
+    View<const Element> v;  // [batch, seqlen_k, num_heads_kv, kHeadDimV]
+    View<const Element> out;  // [batch, seqlen_q, num_heads, kHeadDimV]
     View<const Element> dout;  // like out
     View<Element> dq, dk, dv;  // like q, k, v
-    const float* lse;          // [batch, num_heads, seqlen_q], natural log
-    const float* dlse;         // like lse, or null
-    float* delta;              // [batch, num_heads, num_tiles_m * kTileM]
+    const float* lse;  // [batch, num_heads, seqlen_q], natural log
+    const float* dlse;  // like lse, or null
+    float* delta;  // [batch, num_heads, num_tiles_m * kTileM]
     float* dq_accum;  // [batch, num_heads, num_tiles_m] tiles, see dq_block
     unsigned num_heads, num_heads_kv;
     unsigned group;  // num_heads / num_heads_kv
@@ -272,15 +273,14 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     const int key_block = warp / kHeadSplits;  // 16 keys
-    const int part = warp % kHeadSplits;       // of the columns of dK and dV
+    const int part = warp % kHeadSplits;  // of the columns of dK and dV
 
     const Position own = locate(p);
     const int b = own.b;
     const int h_kv = own.h_kv;
     const int kv_begin = own.kv_begin;
     const int num_keys = own.num_keys;
-    const Range visible =
-        visible_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
+    const Range visible = visible_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
     const Range full = full_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
     const int first_tile = visible.begin / kTileM;
     const int last_tile = (visible.end + kTileM - 1) / kTileM - 1;
@@ -386,19 +386,18 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         __syncthreads();  // dS is complete; everyone is done with this step's tiles
         if (kNumStages == 1 && next_h <= last_head) load_step(0, next_h, next_tile);
         const int64_t head = int64_t{opaque(b)} * p.num_heads + h;
-        add_dq(p.dq_accum + (head * p.num_tiles_m + tile) * (kTileM * kBlocksQk * 16),
-               ds_smem, k_smem, warp, lane);
+        add_dq(p.dq_accum + (head * p.num_tiles_m + tile) * (kTileM * kBlocksQk * 16), ds_smem,
+               k_smem, warp, lane);
         h = next_h;
         tile = next_tile;
     }
 
     cp_async_wait_all();  // K and V, where there was no step to wait for
-    __syncthreads();      // everyone is done with K and V, whose places dK and dV take
+    __syncthreads();  // everyone is done with K and V, whose places dK and dV take
     store_blocks<Element, kBlocksQk>(dk, p.softmax_scale, k_smem, key_block * 16,
                                      part * kOwnBlocksQk, lane);
     const float dv_scale = 1.0f;
-    store_blocks<Element, kBlocksV>(dv, dv_scale, v_smem, key_block * 16, part * kOwnBlocksV,
-                                    lane);
+    store_blocks<Element, kBlocksV>(dv, dv_scale, v_smem, key_block * 16, part * kOwnBlocksV, lane);
     __syncthreads();  // rows of a tile come from several warps where a store crosses them
     const Position at = locate(p);
     k_smem.store<kHeadDim, kNumThreads>(p.dk.row(at.b, at.h_kv, at.kv_begin), p.dk.row_stride,
