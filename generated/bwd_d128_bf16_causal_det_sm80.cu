@@ -244,8 +244,7 @@ __global__ void __launch_bounds__(kDqThreads)
         __syncthreads();  // everyone is done with K and V
     }
 
-    cp_async_commit();
-    cp_async_wait<0>();  // Q and dO, where there was no step to wait for
+    cp_async_wait_all();  // Q and dO, where there was no step to wait for
     __syncthreads();  // everyone is done with Q, whose place dQ takes
     store_blocks<Element, kBlocksQk>(dq, p.softmax_scale, q_smem, warp * 16, 0, lane);
     __syncthreads();  // rows of the tile come from several warps where a store crosses them

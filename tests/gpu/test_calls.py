@@ -150,7 +150,8 @@ def test_peak_memory_is_that_of_flash_attention(load):
 
 def test_peak_memory_is_linear_in_seqlen(load):
     half, whole = (peak_bytes(ours_step(load, seqlen)) for seqlen in (2048, 4096))
-    assert whole <= 2.01 * half
+    # the allocator keeps what is left of a block where that is under 1 MiB
+    assert whole <= 2 * half + 2**21
 
 
 def test_forward_saves_its_inputs_and_results_only(load, inputs):
