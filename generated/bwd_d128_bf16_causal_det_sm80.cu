@@ -23,6 +23,7 @@ using namespace flashgen;
 using Element = Bf16;
 constexpr int kHeadDim = 128;  // of Q and K
 constexpr int kHeadDimV = 128;  // of V and out
+
 // ---- Plan ----
 constexpr int kTileM = 32;  // queries of a step
 constexpr int kTileN = 128;  // keys of a thread block
@@ -41,6 +42,7 @@ using QTile = SmemTile<kTileM, 128>;
 using KTile = SmemTile<kTileN, 128>;
 using VTile = SmemTile<kTileN, 128>;
 using DoutTile = SmemTile<kTileM, 128>;
+
 // Shared memory, in bytes
 constexpr int kKOffset = 0;  // 34816: K, then dK
 constexpr int kVOffset = 34816;  // 34816: V, then dV
@@ -207,6 +209,7 @@ __global__ void __launch_bounds__(kDqThreads)
         lse_log2[r] = exists ? p.lse[head * p.seqlen_q + row] * kLog2EFloat : 0.0f;
         delta[r] = exists ? p.delta[head * p.num_tiles_m * kTileM + row] : 0.0f;
     }
+
     float dq[kBlocksQk][2][4] = {};
     for (int kv_begin = visible.begin / kDqTileN * kDqTileN; kv_begin < visible.end;
          kv_begin += kDqTileN) {
@@ -394,6 +397,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
 
         // dV += (D * P)^T @ dO; D's scale is applied once, at the end
         multiply_accumulated<Element, kBlocksV>(dv, s, dout_smem, part * kOwnBlocksV, lane);
+
         // dP^T = D * (V @ dO^T), then dS^T = P^T * (dP^T - delta)
         float ds[kBlocksM][4] = {};
         multiply_rows<Element>(ds, v_smem, key_block * 16, dout_smem, lane);
@@ -405,6 +409,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                 ds[m][i] = s[m][i] * (ds[m][i] - delta);
             }
         }
+
         // dK += dS^T @ Q
         multiply_accumulated<Element, kBlocksQk>(dk, ds, q_smem, part * kOwnBlocksQk, lane);
 

@@ -23,6 +23,7 @@ using namespace flashgen;
 using Element = Bf16;
 constexpr int kHeadDim = 128;  // of Q and K
 constexpr int kHeadDimV = 128;  // of V and out
+
 // ---- Plan ----
 constexpr int kTileM = 64;  // queries of a step
 constexpr int kTileN = 128;  // keys of a thread block
@@ -42,6 +43,7 @@ using KTile = SmemTile<kTileN, 128>;
 using VTile = SmemTile<kTileN, 128>;
 using DoutTile = SmemTile<kTileM, 128>;
 using DsTile = SmemTile<kTileN, kTileM>;  // dS^T
+
 // Shared memory, in bytes
 constexpr int kKOffset = 0;  // 34816: K, then dK
 constexpr int kVOffset = 34816;  // 34816: V, then dV
@@ -358,6 +360,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
 
         // dV += (D * P)^T @ dO; D's scale is applied once, at the end
         multiply_accumulated<Element, kBlocksV>(dv, s, dout_smem, part * kOwnBlocksV, lane);
+
         // dP^T = D * (V @ dO^T), then dS^T = P^T * (dP^T - delta)
         float ds[kBlocksM][4] = {};
         multiply_rows<Element>(ds, v_smem, key_block * 16, dout_smem, lane);
@@ -380,6 +383,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                 }
             }
         }
+
         // dK += dS^T @ Q
         multiply_accumulated<Element, kBlocksQk>(dk, ds, q_smem, part * kOwnBlocksQk, lane);
 

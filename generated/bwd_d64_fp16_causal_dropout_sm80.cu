@@ -25,6 +25,7 @@ using Element = Fp16;
 constexpr int kHeadDim = 64;  // of Q and K
 constexpr int kHeadDimV = 64;  // of V and out
 constexpr int kDropoutBits = 8;  // random bits of an element
+
 // ---- Plan ----
 constexpr int kTileM = 64;  // queries of a step
 constexpr int kTileN = 128;  // keys of a thread block
@@ -44,6 +45,7 @@ using KTile = SmemTile<kTileN, 64>;
 using VTile = SmemTile<kTileN, 64>;
 using DoutTile = SmemTile<kTileM, 64>;
 using DsTile = SmemTile<kTileN, kTileM>;  // dS^T
+
 // Shared memory, in bytes
 constexpr int kKOffset = 0;  // 18432: K, then dK
 constexpr int kVOffset = 18432;  // 18432: V, then dV
@@ -418,6 +420,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         } else {
             multiply_accumulated<Element, kBlocksV>(dv, s, dout_smem, part * kOwnBlocksV, lane);
         }
+
         // dP^T = D * (V @ dO^T), then dS^T = P^T * (dP^T - delta)
         float ds[kBlocksM][4] = {};
         multiply_rows<Element>(ds, v_smem, key_block * 16, dout_smem, lane);
@@ -441,6 +444,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                 }
             }
         }
+
         // dK += dS^T @ Q
         multiply_accumulated<Element, kBlocksQk>(dk, ds, q_smem, part * kOwnBlocksQk, lane);
 

@@ -18,6 +18,7 @@ using namespace flashgen;
 using Element = Bf16;
 constexpr int kHeadDim = 128;  // of Q and K
 constexpr int kHeadDimV = 128;  // of V and out
+
 // ---- Plan ----
 constexpr int kTileM = 128;  // queries of a thread block
 constexpr int kTileN = 32;  // keys of a step
@@ -283,6 +284,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     State state = {};
 #pragma unroll
     for (int m = 0; m < kAtomsM; ++m) state.row_max[m][0] = state.row_max[m][1] = -INFINITY;
+
     for (int kv_begin = kv_last; kv_begin >= kv_first; kv_begin -= kTileN) {
         cp_async_wait<0>();
         __syncthreads();  // this tile's K has landed; everyone is done with the last tile's V

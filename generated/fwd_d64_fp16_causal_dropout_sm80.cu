@@ -20,6 +20,7 @@ using Element = Fp16;
 constexpr int kHeadDim = 64;  // of Q and K
 constexpr int kHeadDimV = 64;  // of V and out
 constexpr int kDropoutBits = 8;  // random bits of an element
+
 // ---- Plan ----
 constexpr int kTileM = 128;  // queries of a thread block
 constexpr int kTileN = 64;  // keys of a step
@@ -310,6 +311,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     for (int m = 0; m < kAtomsM; ++m) state.row_max[m][0] = state.row_max[m][1] = -INFINITY;
     const Dropout dropout =
         dropout_for(p.rng_state, p.head_index + at.b * p.num_heads + at.h, p.dropout_threshold);
+
     for (int kv_begin = kv_last; kv_begin >= kv_first; kv_begin -= kTileN) {
         cp_async_wait<0>();
         __syncthreads();  // this tile's K has landed; everyone is done with the last tile's V
