@@ -91,7 +91,7 @@ struct alignas(64) QueryScratch {
     Acc q[kTileM * kHeadDim];                     // Q^T, panels
     Acc dout[kTileM * kHeadDimV];                 // dO^T, panels
     Acc dq[kTileM * kHeadDim];                    // dQ^T / softmax_scale, panels
-    Acc k[(kTileN + kBlockRows) * kStrideQk];     // a tile of K; the last block may read past it
+    Acc k[(kTileN + kBlockRows) * kStrideQk];     // a tile of K; a block may read past it
     Acc v[(kTileN + kBlockRows) * kStrideV];      // a tile of V
     Acc scores[(kTileN + kBlockRows) * kWidth];   // S^T, then P^T, of one panel
     Acc dscores[(kTileN + kBlockRows) * kWidth];  // dP^T, then dS^T
@@ -187,7 +187,7 @@ struct alignas(64) KeyScratch {
     Acc v[kDkvTileN * kHeadDimV];                    // V^T, panels
     Acc dk[kDkvTileN * kHeadDim];                    // dK^T / softmax_scale, panels
     Acc dv[kDkvTileN * kHeadDimV];                   // dV^T, panels
-    Acc q[(kDkvTileM + kBlockRows) * kStrideQk];     // a tile of Q; the last block may read past it
+    Acc q[(kDkvTileM + kBlockRows) * kStrideQk];     // a tile of Q; a block may read past it
     Acc dout[(kDkvTileM + kBlockRows) * kStrideV];   // a tile of dO
     Acc scores[(kDkvTileM + kBlockRows) * kWidth];   // S, then P, of one panel
     Acc dscores[(kDkvTileM + kBlockRows) * kWidth];  // dP, then dS
@@ -290,8 +290,9 @@ union alignas(64) Scratch {
 };
 
 struct Tasks {
-    int64_t q_tiles, kv_tiles;  // of one head
-    int64_t dq, dkv;            // in all
+    // Of one head, and in all.
+    int64_t q_tiles, kv_tiles;
+    int64_t dq, dkv;
 };
 
 Tasks tasks_of(const AttentionArgs& a) {

@@ -66,7 +66,7 @@ FLASHGEN_HOOK Range full_keys(int q_begin, int q_end, int q_len, int kv_len) {
 struct alignas(64) Scratch {
     Acc q[kTileM * kHeadDim];                    // Q^T, panels
     Acc out[kTileM * kHeadDimV];                 // O^T, panels, not yet divided by row_sum
-    Acc k[(kTileN + kBlockRows) * kStrideQk];    // a tile of K; the last block may read past it
+    Acc k[(kTileN + kBlockRows) * kStrideQk];    // a tile of K; a block may read past it
     Acc v[(kTileN + kBlockRows) * kStrideV];     // a tile of V
     Acc scores[(kTileN + kBlockRows) * kWidth];  // S^T, then P^T, of one panel
     Acc row_max[kTileM], row_sum[kTileM], rescale[kWidth];
