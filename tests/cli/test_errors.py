@@ -76,6 +76,22 @@ def test_missing_compiler_is_exit_3(run, monkeypatch, tmp_path):
     assert "no-such-compiler" in result.output and "Traceback" not in result.output
 
 
+def test_every_failed_unit_is_named(run, monkeypatch, tmp_path):
+    """A compiler that fails: one line for each pass, with its log."""
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        "#!/bin/sh\ncase $* in *dump*) echo 12.2.0;; *version*) echo g++;; "
+        "*) echo 'x.cpp:1: error: no luck'; exit 1;; esac\n"
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    result = run("build", "d16-fp32", "--arch", "cpu", cache=tmp_path / "cache")
+    assert result.exit_code == exits.BUILD_FAILED, result.output
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 2 and all("no luck" in line and "build.log" in line for line in errors)
+    assert "forward" in result.stderr and "backward" in result.stderr
+
+
 def test_unwritable_cache_is_exit_3(run, tmp_path):
     occupied = tmp_path / "a file"
     occupied.write_text("")

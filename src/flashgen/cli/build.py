@@ -8,10 +8,12 @@ from pathlib import Path
 import click
 
 from ..generator.arch import Target
+from ..generator.errors import FlashgenError
 from ..runtime import paths
 from ..runtime.build import build
 from ..runtime.cache import Artifact
 from ..runtime.catalogue import Catalogue
+from ..runtime.unit import BuildRequest
 from .options import arch_option, family_option, json_option, print_json, specs_option
 from .progress import BuildProgress
 from .selection import select_requests
@@ -63,7 +65,7 @@ def command(
     start = time.monotonic()
     requests = select_requests(Catalogue.load(spec_dirs), keys, arch, family, strict)
     with BuildProgress(quiet=as_json) as progress:
-        artifacts = build(requests, jobs=jobs, force=force, progress=progress)
+        artifacts = _build(requests, jobs, force, progress)
     compiled = progress.directories
     if as_json:
         print_json([_as_data(artifact, artifact.directory in compiled) for artifact in artifacts])
@@ -77,6 +79,21 @@ def command(
         f"{len(artifacts)} kernels, {len(compiled)} compiled now in "
         f"{time.monotonic() - start:.1f} s, in {paths.cache_root()}"
     )
+
+
+def _build(
+    requests: list[BuildRequest], jobs: int | None, force: bool, progress: BuildProgress
+) -> list[Artifact]:
+    """`build`, which raises the first error of several; the others are printed before it."""
+    try:
+        return build(requests, jobs=jobs, force=force, progress=progress)
+    except FlashgenError:
+        if len(progress.errors) < 2:
+            raise
+        *others, last = progress.errors
+        for error in others:
+            click.echo(f"error: {error}", err=True)
+        raise last from None
 
 
 def _as_row(artifact: Artifact, compiled: bool) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from types import TracebackType
 
 import click
 
+from ..generator.errors import FlashgenError
 from ..runtime.build import BuildEvent
 
 BAR_CELLS = 24
@@ -22,10 +23,12 @@ class BuildProgress:
 
     Attributes:
         directories: of the artifacts that were compiled, or waited for, rather than found.
+        errors: why units failed; one is raised at the end, all of them are worth reading.
     """
 
     def __init__(self, quiet: bool = False) -> None:
         self.directories: set[Path] = set()
+        self.errors: list[FlashgenError] = []
         self._quiet = quiet
         self._live = sys.stderr.isatty()
         self._start = time.monotonic()
@@ -46,6 +49,8 @@ class BuildProgress:
         """Show ``event``."""
         if event.artifact is not None:
             self.directories.add(event.artifact.directory)
+        if event.error is not None:
+            self.errors.append(event.error)
         if self._quiet:
             return
         if self._live:
