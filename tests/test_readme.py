@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -108,6 +109,18 @@ def test_specs_shown_are_specs():
     (spec,) = load_specs(block, "mine.yaml")
     assert spec.name == "mine" and f"`{spec.keys[0]}`" in README
     assert block.count("\n") == 4, "README says four lines"
+
+
+def test_build_times_are_those_of_the_record():
+    record = json.loads((ROOT / "benchmarks" / "results" / "build_time.json").read_text())
+    for name in ("forward", "backward"):
+        seconds, peak = record[name]["seconds"], record[name]["peak_bytes"]
+        assert [name, f"{seconds:.1f}", f"{peak / 1e6:.0f} MB"] in rows(name)
+        assert seconds <= record["limits"][name] and peak <= record["limits"]["peak_bytes"]
+    load = record["load"]["seconds"]
+    assert f"takes {load * 1e3:.0f} ms" in README and load <= record["limits"]["load_seconds"]
+    assert f"{record['shapes']['calls']} calls" in README and record["shapes"]["builds"] == 0
+    assert record["nvcc"] in README and f"{record['cpu']}, nvcc" in README
 
 
 def test_the_python_shown_runs(tmp_path):
