@@ -99,7 +99,7 @@ SPECS = st.fixed_dictionaries(
         "arch": st.sampled_from(["cpu", ["cpu", "sm80"], [80, 9.0, "cpu"]]),
         "dropout": st.sampled_from([True, {"bits": 16}, [True, False]]),
         "passes": st.sampled_from(["forward", ["forward", "backward"]]),
-        "tuning": st.sampled_from([{}, {"sm80": {"backward": {"tile_m": 64}}}]),
+        "tuning": st.sampled_from([{}, {"cpu": {"forward": {"tile_m": 48}}}]),
     },
 )
 
