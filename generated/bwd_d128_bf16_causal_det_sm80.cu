@@ -25,7 +25,7 @@ constexpr int kHeadDim = 128;  // of Q and K
 constexpr int kHeadDimV = 128;  // of V and out
 
 // ---- Plan ----
-constexpr int kTileM = 32;  // queries of a step
+constexpr int kTileM = 64;  // queries of a step
 constexpr int kTileN = 128;  // keys of a thread block
 constexpr int kNumStages = 2;  // tiles of Q and dO in flight
 constexpr int kNumWarps = 8;
@@ -46,11 +46,11 @@ using DoutTile = SmemTile<kTileM, 128>;
 // Shared memory, in bytes
 constexpr int kKOffset = 0;  // 34816: K, then dK
 constexpr int kVOffset = 34816;  // 34816: V, then dV
-constexpr int kQOffset = 69632;  // 17408: 2 tiles of Q
-constexpr int kDoutOffset = 87040;  // 17408: 2 tiles of dO
-constexpr int kLseOffset = 104448;  // 256: 2 tiles of lse
-constexpr int kDeltaOffset = 104704;  // 256: 2 tiles of delta
-constexpr int kSmemBytes = 104960;
+constexpr int kQOffset = 69632;  // 34816: 2 tiles of Q
+constexpr int kDoutOffset = 104448;  // 34816: 2 tiles of dO
+constexpr int kLseOffset = 139264;  // 512: 2 tiles of lse
+constexpr int kDeltaOffset = 139776;  // 512: 2 tiles of delta
+constexpr int kSmemBytes = 140288;
 
 // ---- Program: mask = kv_idx <= q_idx + (kv_len - q_len) ----
 // Ranges are half open. Tiles outside a visible range are never visited, tiles inside a full range
@@ -118,7 +118,7 @@ constexpr int kLanesPerRow = 8;
 
 // delta = rowsum(dO * out) - dlse, and zeroes for what dQ is summed into. A block owns kTileM
 // queries of one head.
-__global__ void __launch_bounds__(kDeltaThreads)
+__global__ void __launch_bounds__(kDeltaThreads, 1)
     bwd_d128_bf16_causal_det_sm80_delta(const __grid_constant__ Params p) {
     const int tile_m = blockIdx.x % p.num_tiles_m;
     const int h = blockIdx.x / p.num_tiles_m % p.num_heads;
@@ -145,7 +145,12 @@ __global__ void __launch_bounds__(kDeltaThreads)
             sum += __shfl_xor_sync(0xffffffff, sum, step);
         }
         if (lane == 0) {
-            if (row < p.seqlen_q && p.dlse != nullptr) sum -= p.dlse[head * p.seqlen_q + row];
+            if (row < p.seqlen_q) {
+                const int64_t index = head * p.seqlen_q + row;
+                if (p.dlse != nullptr) sum -= p.dlse[index];
+                // A row without keys has no gradient, whatever comes in: 0 * NaN would be one.
+                if (p.lse[index] == -INFINITY) sum = 0.0f;
+            }
             p.delta[(head * p.num_tiles_m + tile_m) * kTileM + i] = sum;
         }
     }
@@ -243,13 +248,13 @@ __global__ void __launch_bounds__(kDqThreads)
                 ds[n][i] = probability * (ds[n][i] - delta[i / 2]);
             }
         }
-        multiply_accumulated<Element, kBlocksQk>(dq, ds, k_smem, 0, lane);
+        multiply_accumulated<Element, kBlocksQk, 1>(dq, ds, k_smem, 0, lane);
         __syncthreads();  // everyone is done with K and V
     }
 
     cp_async_wait_all();  // Q and dO, where there was no step to wait for
     __syncthreads();  // everyone is done with Q, whose place dQ takes
-    store_blocks<Element, kBlocksQk>(dq, p.softmax_scale, q_smem, warp * 16, 0, lane);
+    store_blocks<Element, kBlocksQk, 1>(dq, p.softmax_scale, q_smem, warp * 16, 0, lane);
     __syncthreads();  // rows of the tile come from several warps where a store crosses them
     q_smem.store<kHeadDim, kDqThreads>(p.dq.row(b, h, q_begin), p.dq.row_stride, num_rows);
 }
@@ -322,9 +327,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const Range visible = visible_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
     const Range full = full_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
     const int first_tile = visible.begin / kTileM;
-    const int last_tile = (visible.end + kTileM - 1) / kTileM - 1;
     const bool any_visible = visible.begin < visible.end;
-    const int last_head = (h_kv + 1) * p.group - 1;
 
     // Starts copying what a step reads: Q, dO and their row statistics.
     const auto load_step = [&](int stage, int h, int tile) {
@@ -374,16 +377,17 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     float dv[kOwnBlocksV][2][4] = {};
 
     // Steps: the tiles of one query head, then those of the next.
-    for (int stage = 0; any_visible && h <= last_head; stage = (stage + 1) % kNumStages) {
+    for (int stage = 0; any_visible && h / p.group == opaque(h_kv);
+         stage = (stage + 1) % kNumStages) {
         const int q_begin = tile * kTileM;
         const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
         const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
-        const bool next_head = tile == last_tile;
+        const bool next_head = (tile + 1) * kTileM >= visible.end;  // this was its last tile
         const int next_h = next_head ? h + 1 : h;
         const int next_tile = next_head ? first_tile : tile + 1;
         cp_async_wait<0>();
         __syncthreads();  // this step's tiles have landed; everyone is done with the last step
-        if (kNumStages > 1 && next_h <= last_head) {
+        if (kNumStages > 1 && next_h / p.group == opaque(h_kv)) {
             load_step((stage + 1) % kNumStages, next_h, next_tile);
         }
 
@@ -396,7 +400,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                       lane);
 
         // dV += (D * P)^T @ dO; D's scale is applied once, at the end
-        multiply_accumulated<Element, kBlocksV>(dv, s, dout_smem, part * kOwnBlocksV, lane);
+        multiply_accumulated<Element, kBlocksV, kHeadSplits>(dv, s, dout_smem, part * kOwnBlocksV,
+                                                             lane);
 
         // dP^T = D * (V @ dO^T), then dS^T = P^T * (dP^T - delta)
         float ds[kBlocksM][4] = {};
@@ -411,20 +416,22 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         }
 
         // dK += dS^T @ Q
-        multiply_accumulated<Element, kBlocksQk>(dk, ds, q_smem, part * kOwnBlocksQk, lane);
+        multiply_accumulated<Element, kBlocksQk, kHeadSplits>(dk, ds, q_smem, part * kOwnBlocksQk,
+                                                              lane);
 
         __syncthreads();  // everyone is done with this step's tiles and keep bits
-        if (kNumStages == 1 && next_h <= last_head) load_step(0, next_h, next_tile);
+        if (kNumStages == 1 && next_h / p.group == opaque(h_kv)) load_step(0, next_h, next_tile);
         h = next_h;
         tile = next_tile;
     }
 
     cp_async_wait_all();  // K and V, where there was no step to wait for
     __syncthreads();  // everyone is done with K and V, whose places dK and dV take
-    store_blocks<Element, kBlocksQk>(dk, p.softmax_scale, k_smem, key_block * 16,
-                                     part * kOwnBlocksQk, lane);
+    store_blocks<Element, kBlocksQk, kHeadSplits>(dk, p.softmax_scale, k_smem, key_block * 16,
+                                                  part * kOwnBlocksQk, lane);
     const float dv_scale = 1.0f;
-    store_blocks<Element, kBlocksV>(dv, dv_scale, v_smem, key_block * 16, part * kOwnBlocksV, lane);
+    store_blocks<Element, kBlocksV, kHeadSplits>(dv, dv_scale, v_smem, key_block * 16,
+                                                 part * kOwnBlocksV, lane);
     __syncthreads();  // rows of a tile come from several warps where a store crosses them
     const Position at = locate(p);
     k_smem.store<kHeadDim, kNumThreads>(p.dk.row(at.b, at.h_kv, at.kv_begin), p.dk.row_stride,

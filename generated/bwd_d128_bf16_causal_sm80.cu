@@ -107,7 +107,7 @@ constexpr int kLanesPerRow = 8;
 
 // delta = rowsum(dO * out) - dlse, and zeroes for what dQ is summed into. A block owns kTileM
 // queries of one head.
-__global__ void __launch_bounds__(kDeltaThreads)
+__global__ void __launch_bounds__(kDeltaThreads, 1)
     bwd_d128_bf16_causal_sm80_delta(const __grid_constant__ Params p) {
     const int tile_m = blockIdx.x % p.num_tiles_m;
     const int h = blockIdx.x / p.num_tiles_m % p.num_heads;
@@ -134,7 +134,12 @@ __global__ void __launch_bounds__(kDeltaThreads)
             sum += __shfl_xor_sync(0xffffffff, sum, step);
         }
         if (lane == 0) {
-            if (row < p.seqlen_q && p.dlse != nullptr) sum -= p.dlse[head * p.seqlen_q + row];
+            if (row < p.seqlen_q) {
+                const int64_t index = head * p.seqlen_q + row;
+                if (p.dlse != nullptr) sum -= p.dlse[index];
+                // A row without keys has no gradient, whatever comes in: 0 * NaN would be one.
+                if (p.lse[index] == -INFINITY) sum = 0.0f;
+            }
             p.delta[(head * p.num_tiles_m + tile_m) * kTileM + i] = sum;
         }
     }
@@ -168,7 +173,7 @@ __device__ __forceinline__ void add_dq(float* dq_tile, DsTile ds_smem, KTile k_s
         ds_smem.load_a_trans(a, k, row_block * 16, lane);
 #pragma unroll
         for (int n = 0; n < kDqBlocks; ++n) {
-            if (kBlocksQk % kDqBlocks == 0 || first_block + n < kBlocksQk) {
+            if (kDqWarpsN * kDqBlocks == kBlocksQk || first_block + n < kBlocksQk) {
                 uint32_t b[4];
                 k_smem.load_b_trans(b, k, (first_block + n) * 16, lane);
                 Element::mma(dq[n][0], a, b[0], b[1]);
@@ -285,9 +290,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const Range visible = visible_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
     const Range full = full_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
     const int first_tile = visible.begin / kTileM;
-    const int last_tile = (visible.end + kTileM - 1) / kTileM - 1;
     const bool any_visible = visible.begin < visible.end;
-    const int last_head = (h_kv + 1) * p.group - 1;
 
     // Starts copying what a step reads: Q, dO and their row statistics.
     const auto load_step = [&](int stage, int h, int tile) {
@@ -337,16 +340,17 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     float dv[kOwnBlocksV][2][4] = {};
 
     // Steps: the tiles of one query head, then those of the next.
-    for (int stage = 0; any_visible && h <= last_head; stage = (stage + 1) % kNumStages) {
+    for (int stage = 0; any_visible && h / p.group == opaque(h_kv);
+         stage = (stage + 1) % kNumStages) {
         const int q_begin = tile * kTileM;
         const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
         const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
-        const bool next_head = tile == last_tile;
+        const bool next_head = (tile + 1) * kTileM >= visible.end;  // this was its last tile
         const int next_h = next_head ? h + 1 : h;
         const int next_tile = next_head ? first_tile : tile + 1;
         cp_async_wait<0>();
         __syncthreads();  // this step's tiles have landed; everyone is done with the last step
-        if (kNumStages > 1 && next_h <= last_head) {
+        if (kNumStages > 1 && next_h / p.group == opaque(h_kv)) {
             load_step((stage + 1) % kNumStages, next_h, next_tile);
         }
 
@@ -359,7 +363,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                       lane);
 
         // dV += (D * P)^T @ dO; D's scale is applied once, at the end
-        multiply_accumulated<Element, kBlocksV>(dv, s, dout_smem, part * kOwnBlocksV, lane);
+        multiply_accumulated<Element, kBlocksV, kHeadSplits>(dv, s, dout_smem, part * kOwnBlocksV,
+                                                             lane);
 
         // dP^T = D * (V @ dO^T), then dS^T = P^T * (dP^T - delta)
         float ds[kBlocksM][4] = {};
@@ -385,10 +390,11 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         }
 
         // dK += dS^T @ Q
-        multiply_accumulated<Element, kBlocksQk>(dk, ds, q_smem, part * kOwnBlocksQk, lane);
+        multiply_accumulated<Element, kBlocksQk, kHeadSplits>(dk, ds, q_smem, part * kOwnBlocksQk,
+                                                              lane);
 
         __syncthreads();  // dS is complete; everyone is done with this step's tiles
-        if (kNumStages == 1 && next_h <= last_head) load_step(0, next_h, next_tile);
+        if (kNumStages == 1 && next_h / p.group == opaque(h_kv)) load_step(0, next_h, next_tile);
         const int64_t head = int64_t{opaque(b)} * p.num_heads + h;
         add_dq(p.dq_accum + (head * p.num_tiles_m + tile) * (kTileM * kBlocksQk * 16), ds_smem,
                k_smem, warp, lane);
@@ -398,10 +404,11 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
 
     cp_async_wait_all();  // K and V, where there was no step to wait for
     __syncthreads();  // everyone is done with K and V, whose places dK and dV take
-    store_blocks<Element, kBlocksQk>(dk, p.softmax_scale, k_smem, key_block * 16,
-                                     part * kOwnBlocksQk, lane);
+    store_blocks<Element, kBlocksQk, kHeadSplits>(dk, p.softmax_scale, k_smem, key_block * 16,
+                                                  part * kOwnBlocksQk, lane);
     const float dv_scale = 1.0f;
-    store_blocks<Element, kBlocksV>(dv, dv_scale, v_smem, key_block * 16, part * kOwnBlocksV, lane);
+    store_blocks<Element, kBlocksV, kHeadSplits>(dv, dv_scale, v_smem, key_block * 16,
+                                                 part * kOwnBlocksV, lane);
     __syncthreads();  // rows of a tile come from several warps where a store crosses them
     const Position at = locate(p);
     k_smem.store<kHeadDim, kNumThreads>(p.dk.row(at.b, at.h_kv, at.kv_begin), p.dk.row_stride,

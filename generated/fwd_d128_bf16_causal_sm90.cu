@@ -143,10 +143,11 @@ __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], S
             // The four lanes of a quad share a row.
             row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 1));
             row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 2));
-            // A row that has seen no key yet: exp2(-inf - 0) = 0, where -inf - -inf is NaN.
-            const float shift = row_max == -INFINITY ? 0.0f : row_max * scale_log2;
-            const float rescale = exp2_approx(state.row_max[m][r] * scale_log2 - shift);
-
+            // A row that has seen no key yet: exp2(-inf - 0) = 0, where -inf - -inf is NaN. Maxima
+            // are subtracted before they are scaled: an unchanged one rescales by exactly 1.
+            const float safe_max = row_max == -INFINITY ? 0.0f : row_max;
+            const float shift = safe_max * scale_log2;
+            const float rescale = exp2_approx((state.row_max[m][r] - safe_max) * scale_log2);
             state.row_max[m][r] = row_max;
             float row_sum = state.row_sum[m][r] * rescale;
 #pragma unroll
@@ -204,7 +205,7 @@ __device__ __forceinline__ void finish(State& state, OutTile out_smem, float* ls
             row_sum += __shfl_xor_sync(0xffffffff, row_sum, 1);
             row_sum += __shfl_xor_sync(0xffffffff, row_sum, 2);
             // A query without keys: output 0, lse -inf.
-            const bool empty = state.row_max[m][r] == -INFINITY;
+            const bool empty = row_sum == 0.0f;  // a NaN is not empty
             if (lane % 4 == 0 && row + 8 * r < num_rows) {
                 lse[row + 8 * r] =
                     empty ? -INFINITY : state.row_max[m][r] * p.softmax_scale + logf(row_sum);

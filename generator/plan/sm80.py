@@ -197,6 +197,12 @@ class Sm80BackwardPlan(Sm80Plan):
                 f"plan: {self.name}: expected tile_n = 16 * num_warps / head_splits, got "
                 f"{self.tile_n}, {self.num_warps} and {self.head_splits}."
             )
+        step = 32 if self.variant.dropout else 16
+        if self.dq_tile_n % step:
+            raise PlanError(
+                f"plan: {self.name}: expected dq_tile_n in multiples of {step}, got "
+                f"{self.dq_tile_n}."
+            )
         if self.tile_m % 16 or self.num_warps % (self.tile_m // 16):
             raise PlanError(
                 f"plan: {self.name}: expected tile_m = 16 times a divisor of {self.num_warps} "
@@ -259,15 +265,12 @@ def _backward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     columns = max(variant.head_dim, variant.head_dim_v)
     if columns <= 128:
         shapes = [(64, 8, 1, 2), (32, 8, 1, 2), (32, 4, 1, 2), (32, 4, 1, 1)]
-        spills = variant.deterministic and columns > 96  # 64 queries; nvcc 13.0
+        if columns > 112 and target.capability < (9, 0) and not variant.causal:
+            shapes[:2] = shapes[1::-1]  # 64 queries spill one register; nvcc 13.0
     elif columns <= 192:
         shapes = [(64, 8, 2, 1), (32, 8, 2, 2), (32, 8, 2, 1), (32, 4, 2, 1), (16, 4, 2, 1)]
-        spills = False
-    else:
-        shapes = [(32, 8, 2, 2), (16, 8, 2, 2), (32, 8, 2, 1), (32, 4, 2, 1), (16, 4, 2, 1)]
-        spills = target.capability >= (9, 0)  # 32 queries; nvcc 13.0
-    if spills:
-        shapes = shapes[1:]
+    else:  # 64 queries spill
+        shapes = [(32, 8, 2, 2), (64, 8, 2, 1), (32, 8, 2, 1), (32, 4, 2, 1), (16, 4, 2, 1)]
     for tile_m, num_warps, head_splits, num_stages in shapes:
         yield {
             "tile_m": tile_m,

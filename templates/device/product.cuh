@@ -26,8 +26,8 @@ __device__ __forceinline__ void multiply_rows(float (&acc)[kBlocksN][4], ATile a
 }
 
 // acc[16, 16 * kBlocks] += X[16, 8 * kDepth] @ B[:, first_block * 16 : ...], X in accumulators.
-// Blocks from kLastBlock up don't exist and are left out.
-template <typename Element, int kLastBlock, int kBlocks, int kDepth, typename BTile>
+// kParts warps share the kLastBlock blocks, kBlocks each; those that don't exist are left out.
+template <typename Element, int kLastBlock, int kParts, int kBlocks, int kDepth, typename BTile>
 __device__ __forceinline__ void multiply_accumulated(float (&acc)[kBlocks][2][4],
                                                      const float (&x)[kDepth][4], BTile b_smem,
                                                      int first_block, int lane) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void multiply_accumulated(float (&acc)[kBlocks][2][4]
         accumulator_to_a<Element>(a, x[k], x[k + 1]);
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) {
-            if (kLastBlock % kBlocks == 0 || first_block + n < kLastBlock) {
+            if (kParts * kBlocks == kLastBlock || first_block + n < kLastBlock) {
                 uint32_t b[4];
                 b_smem.load_b_trans(b, k * 8, (first_block + n) * 16, lane);
                 Element::mma(acc[n][0], a, b[0], b[1]);
@@ -48,12 +48,12 @@ __device__ __forceinline__ void multiply_accumulated(float (&acc)[kBlocks][2][4]
 }
 
 // Writes a warp's 16 rows of 16-column blocks, scaled, to a tile.
-template <typename Element, int kLastBlock, int kBlocks, typename OutTile>
+template <typename Element, int kLastBlock, int kParts, int kBlocks, typename OutTile>
 __device__ __forceinline__ void store_blocks(const float (&acc)[kBlocks][2][4], float scale,
                                              OutTile out_smem, int row, int first_block, int lane) {
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
-        if (kLastBlock % kBlocks == 0 || first_block + n < kLastBlock) {
+        if (kParts * kBlocks == kLastBlock || first_block + n < kLastBlock) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int col = (first_block + n) * 16 + half * 8 + fragment_col(lane, 0);

@@ -23,30 +23,35 @@ struct SmemTile {
 
     uint32_t base;  // address in shared memory
 
+    static __device__ __forceinline__ uint32_t offset(int row, int col) {
+        return (row * kStride + col) * 2;  // bytes
+    }
     __device__ __forceinline__ uint32_t at(int row, int col) const {
-        return base + (row * kStride + col) * 2;
+        return base + offset(row, col);
     }
 
-    // Element (row, col) of each accessor below is the top left of a 16 x 16 block.
+    // Element (row, col) of each accessor below is the top left of a 16 x 16 block. An address is
+    // summed as lane's part + block's part: where the block is a constant, so is its part, and all
+    // blocks of a tile share one register.
 
     // The block as the A operand of a product: A[m, k] = tile[row + m, col + k].
     __device__ __forceinline__ void load_a(uint32_t (&a)[4], int row, int col, int lane) const {
-        ldmatrix_x4(a, at(row + lane % 16, col + lane / 16 * 8));
+        ldmatrix_x4(a, at(lane % 16, lane / 16 * 8) + offset(row, col));
     }
     // A[m, k] = tile[row + k, col + m].
     __device__ __forceinline__ void load_a_trans(uint32_t (&a)[4], int row, int col,
                                                  int lane) const {
-        ldmatrix_x4_trans(a, at(row + lane % 8 + lane / 16 * 8, col + lane / 8 % 2 * 8));
+        ldmatrix_x4_trans(a, at(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) + offset(row, col));
     }
     // The block as two B operands, b[0..1] for n < 8 and b[2..3] for n >= 8:
     // B[k, n] = tile[row + n, col + k].
     __device__ __forceinline__ void load_b(uint32_t (&b)[4], int row, int col, int lane) const {
-        ldmatrix_x4(b, at(row + lane % 8 + lane / 16 * 8, col + lane / 8 % 2 * 8));
+        ldmatrix_x4(b, at(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) + offset(row, col));
     }
     // B[k, n] = tile[row + k, col + n].
     __device__ __forceinline__ void load_b_trans(uint32_t (&b)[4], int row, int col,
                                                  int lane) const {
-        ldmatrix_x4_trans(b, at(row + lane % 16, col + lane / 16 * 8));
+        ldmatrix_x4_trans(b, at(lane % 16, lane / 16 * 8) + offset(row, col));
     }
 
     // Stores two neighbouring elements of a row.

@@ -21,7 +21,9 @@ struct View {
 // The view of `t` that starts at batch `first_batch`.
 template <typename T>
 inline View<T> view_of(const Tensor& t, int64_t first_batch) {
-    return {t.as<T>() + first_batch * t.strides[0], t.strides[0], t.strides[1], t.strides[2]};
+    // A sequence of one row has any stride, which must not misalign the rows that don't exist.
+    const int64_t row_stride = t.shape[1] > 1 ? t.strides[1] : 0;
+    return {t.as<T>() + first_batch * t.strides[0], t.strides[0], row_stride, t.strides[2]};
 }
 
 }  // namespace flashgen

@@ -16,6 +16,9 @@
 
 namespace flashgen {
 
+// Positions are 32-bit, with room for the last tile's end.
+constexpr int64_t kMaxSeqlen = 2147483647 - 1024;
+
 struct AttentionTypes {
     DLDataType element;  // q, k, v, out and their gradients
     DLDataType lse;
@@ -83,6 +86,14 @@ inline void check_sizes(Arguments& in, AttentionArgs& a, const AttentionTypes& t
                 "and %lld",
                 in.function(), static_cast<long long>(a.num_heads),
                 static_cast<long long>(a.num_heads_kv));
+    }
+    const int64_t lengths[2] = {a.seqlen_q, a.seqlen_k};
+    for (const int64_t seqlen : lengths) {
+        if (in.ok() && seqlen > kMaxSeqlen) {
+            in.fail("ValueError", "%s: expected sequences of at most %lld, got %lld",
+                    in.function(), static_cast<long long>(kMaxSeqlen),
+                    static_cast<long long>(seqlen));
+        }
     }
     const int64_t largest = int64_t{1} << types.dropout_bits;
     if (in.ok() && types.dropout_bits == 0 && a.dropout_threshold != 0) {

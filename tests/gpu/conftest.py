@@ -38,6 +38,9 @@ MORE = (
     "d128-fp16-det",
     "d256-bf16-det",
     "d72-fp16-causal-dropout-det",
+    "d256v16-bf16-causal",  # two warps share one block of dV's columns
+    "d16v192-fp16-dropout",
+    "d192v8-bf16-det",
 )
 
 
