@@ -42,7 +42,7 @@ def test_buffers_do_not_overlap():
 @pytest.mark.parametrize(
     ("key", "pass_name", "pins", "message"),
     [
-        ("d256-bf16", "forward", {"tile_n": 256}, "shared memory, sm86 allows 101376"),
+        ("d256-bf16", "forward", {"tile_n": 96}, "shared memory, sm86 allows 101376"),
         ("d64-bf16", "forward", {"tile_m": 100}, "tile_m in multiples of 64"),
         ("d64-bf16-dropout", "forward", {"tile_n": 48}, "blocks of 16x32"),
         ("d64-bf16-det", "backward", {"dq_tile_n": 24}, "dq_tile_n in multiples of 16"),
