@@ -21,7 +21,7 @@ constexpr int kHeadDimV = 128;  // of V and out
 
 // ---- Plan ----
 constexpr int kTileM = 128;  // queries of a thread block
-constexpr int kTileN = 32;  // keys of a step
+constexpr int kTileN = 64;  // keys of a step
 constexpr int kNumWarps = 4;
 constexpr int kNumThreads = 32 * kNumWarps;
 constexpr int kMinBlocks = 1;  // resident on a multiprocessor
@@ -36,9 +36,9 @@ using OutTile = SmemTile<kTileM, 128>;  // takes Q's place at the end
 
 // Shared memory, in bytes
 constexpr int kQOffset = 0;  // 34816: Q, then the output
-constexpr int kKOffset = 34816;  // 8704: one tile of K
-constexpr int kVOffset = 43520;  // 8704: one tile of V
-constexpr int kSmemBytes = 52224;
+constexpr int kKOffset = 34816;  // 17408: one tile of K
+constexpr int kVOffset = 52224;  // 17408: one tile of V
+constexpr int kSmemBytes = 69632;
 
 // ---- Program: mask = kv_idx <= q_idx + (kv_len - q_len) ----
 // Ranges are half open. Tiles outside a visible range are never visited, tiles inside a full range
