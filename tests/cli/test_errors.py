@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 
@@ -101,7 +102,7 @@ def test_unwritable_cache_is_exit_3(run, tmp_path):
 
 
 def test_a_closed_pipe_is_quiet():
-    command = f"{sys.executable} -m flashgen schema | head -n 1"
+    command = f"{shlex.quote(sys.executable)} -m flashgen schema | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stdout.strip() == "{" and "Traceback" not in done.stderr
 
