@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shlex
 import subprocess
 import sys
 
