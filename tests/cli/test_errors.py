@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shlex
 import subprocess
 import sys
 
