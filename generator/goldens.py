@@ -80,7 +80,7 @@ def _index(goldens: tuple[Golden, ...], names: list[str]) -> str:
             "What the templates give for a chosen dozen variants, so that a change of a template",
             "or of a plan shows as a diff. Written by `flashgen generate`, kept true by",
             "`flashgen generate --check`: never edit a file here. Each compiles alone, with",
-            "`-I templates` for its few headers.",
+            "`-I templates` for its few headers and the include folder of apache-tvm-ffi.",
             "",
             "| file | what it shows |",
             "|---|---|",
