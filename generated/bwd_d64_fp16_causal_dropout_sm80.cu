@@ -343,13 +343,10 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         const int num_rows = p.seqlen_q - q_begin;
         const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
         const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
-        q_smem.load_async<kHeadDim, kNumThreads>(
-            QTile::thread_source<kHeadDim, kNumThreads>(p.q.row(batch, h, q_begin), p.q.row_stride),
-            p.q.row_stride, num_rows);
-        dout_smem.load_async<kHeadDimV, kNumThreads>(
-            DoutTile::thread_source<kHeadDimV, kNumThreads>(p.dout.row(batch, h, q_begin),
-                                                            p.dout.row_stride),
-            p.dout.row_stride, num_rows);
+        q_smem.load_rows<kHeadDim, kNumThreads>(p.q.row(batch, h, q_begin), p.q.row_stride,
+                                                num_rows);
+        dout_smem.load_rows<kHeadDimV, kNumThreads>(p.dout.row(batch, h, q_begin),
+                                                    p.dout.row_stride, num_rows);
         if (threadIdx.x < kTileM) {
             const int64_t head = int64_t{batch} * p.num_heads + h;
             const int row = opaque(threadIdx.x);
@@ -370,12 +367,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         DoutTile{smem_base + kDoutOffset + stage * DoutTile::kBytes}
             .clear_padding<kHeadDimV, kNumThreads>();
     }
-    k_smem.load_async<kHeadDim, kNumThreads>(
-        KTile::thread_source<kHeadDim, kNumThreads>(p.k.row(b, h_kv, kv_begin), p.k.row_stride),
-        p.k.row_stride, num_keys);
-    v_smem.load_async<kHeadDimV, kNumThreads>(
-        VTile::thread_source<kHeadDimV, kNumThreads>(p.v.row(b, h_kv, kv_begin), p.v.row_stride),
-        p.v.row_stride, num_keys);
+    k_smem.load_rows<kHeadDim, kNumThreads>(p.k.row(b, h_kv, kv_begin), p.k.row_stride, num_keys);
+    v_smem.load_rows<kHeadDimV, kNumThreads>(p.v.row(b, h_kv, kv_begin), p.v.row_stride, num_keys);
     int h = h_kv * p.group;
     int tile = first_tile;
     if (any_visible) load_step(0, h, tile);

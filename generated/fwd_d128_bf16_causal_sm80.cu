@@ -277,9 +277,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     q_smem.clear_padding<kHeadDim, kNumThreads>();
     k_smem.clear_padding<kHeadDim, kNumThreads>();
     v_smem.clear_padding<kHeadDimV, kNumThreads>();
-    q_smem.load_async<kHeadDim, kNumThreads>(QTile::thread_source<kHeadDim, kNumThreads>(
-                                                 p.q.row(at.b, at.h, at.q_begin), p.q.row_stride),
-                                             p.q.row_stride, at.num_rows);
+    q_smem.load_rows<kHeadDim, kNumThreads>(p.q.row(at.b, at.h, at.q_begin), p.q.row_stride,
+                                            at.num_rows);
     if (kv_last >= kv_first) load_k(kv_last);
 
     State state = {};

@@ -11,7 +11,6 @@ from torch.nn.functional import pad
 from ..generator.errors import ArgumentError
 from ..generator.variant import HEAD_DIM_STEP, MAX_HEAD_DIM, Variant
 from . import arguments, ops
-from .devices import target_of
 from .kernel import Kernel, load
 
 _DTYPE_NAMES = {dtype: name for name, dtype in arguments.TORCH_DTYPES.items()}
@@ -87,12 +86,12 @@ def attention(
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _handle(key: str, device: str) -> str:
     """The handle of the kernel of ``key``, ready for ``device``; a constant to torch.compile."""
-    return _kernel_for_target(key, target_of(torch.device(device)).name, device).handle
+    return _kernel(key, device).handle
 
 
 @cache
-def _kernel_for_target(key: str, target_name: str, device: str) -> Kernel:
-    """One kernel for each kind of target, so that a first use builds outside of any graph."""
+def _kernel(key: str, device: str) -> Kernel:
+    """One kernel for each device, so that a first use builds outside of any graph."""
     return load(key, device)
 
 

@@ -51,6 +51,16 @@ class BuildRequest:
     def __str__(self) -> str:
         return f"{self.variant.key} {self.pass_name} {self.target.name}"
 
+    def plan(self) -> KernelPlan:
+        """The plan for it, its pins applied.
+
+        Raises:
+            PlanError: when no plan fits.
+        """
+        return plan(
+            self.variant, self.pass_name, self.target, family=self.family, pins=dict(self.pins)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -85,13 +95,7 @@ def prepare(request: BuildRequest, template_cache: Path | None = None) -> Unit:
         CompileError: when a template is wrong; names the template and the line.
     """
     _keep_compiled_templates(template_cache)
-    chosen = plan(
-        request.variant,
-        request.pass_name,
-        request.target,
-        family=request.family,
-        pins=dict(request.pins),
-    )
+    chosen = request.plan()
     try:
         rendered = render(chosen)
     except jinja2.TemplateError as error:

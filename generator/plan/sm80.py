@@ -213,22 +213,23 @@ class Sm80BackwardPlan(Sm80Plan):
 
 def plan(variant: Variant, pass_name: str, target: Target, family: str, reason: str) -> Sm80Plan:
     """The shipped plan: the first legal candidate."""
-    for candidate in candidates(variant, pass_name, target, family, reason):
-        return candidate
-    raise PlanError(
-        f"plan: {variant.key}: no {pass_name} tile fits {target.name} "
-        f"({target.max_smem_bytes} bytes of shared memory)."
-    )
+    shipped = next(candidates(variant, pass_name, target, family, reason), None)
+    if shipped is None:
+        raise PlanError(
+            f"plan: {variant.key}: no {pass_name} tile fits {target.name} "
+            f"({target.max_smem_bytes} bytes of shared memory)."
+        )
+    return shipped
 
 
 def candidates(
     variant: Variant, pass_name: str, target: Target, family: str, reason: str
 ) -> Iterator[Sm80Plan]:
     """Every legal plan, best first."""
-    generate = _forward if pass_name == "forward" else _backward
-    for tiles in generate(variant, target):
-        cls = Sm80ForwardPlan if pass_name == "forward" else Sm80BackwardPlan
-        candidate = cls(
+    forward = pass_name == "forward"
+    kind = Sm80ForwardPlan if forward else Sm80BackwardPlan
+    for tiles in _forward(variant) if forward else _backward(variant, target):
+        candidate = kind(
             variant=variant,
             pass_name=pass_name,
             target=target,
@@ -243,7 +244,7 @@ def candidates(
         yield candidate
 
 
-def _forward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
+def _forward(variant: Variant) -> Iterator[dict[str, int]]:
     """Tiles in order of preference.
 
     Rows per warp first, since each K and V fragment is then used twice; above 128 columns two row

@@ -91,6 +91,14 @@ struct SmemTile {
         return gmem + thread / kChunks * row_stride + thread % kChunks * 8;
     }
 
+    // load_async of the tile whose first row is at `gmem`, for tiles that are not walked.
+    template <int kHeadDim, int kNumThreads, typename Element>
+    __device__ __forceinline__ void load_rows(const Element* gmem, int64_t row_stride,
+                                              int num_rows) const {
+        load_async<kHeadDim, kNumThreads>(
+            thread_source<kHeadDim, kNumThreads>(gmem, row_stride), row_stride, num_rows);
+    }
+
     // Zeroes the columns from kHeadDim to kCols, which load_async never touches.
     template <int kHeadDim, int kNumThreads>
     __device__ __forceinline__ void clear_padding() const {

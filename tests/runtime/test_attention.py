@@ -18,13 +18,13 @@ from flashgen.runtime.verify import Inputs, compare_results
 @pytest.fixture(scope="module", autouse=True)
 def module_cache(tmp_path_factory):
     """A cache of this file's own, and no kernel remembered from other files."""
-    attention_module._kernel_for_target.cache_clear()
+    attention_module._kernel.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path_factory.mktemp("attention")))
         patch.delenv("FLASHGEN_PREBUILT", raising=False)
         patch.delenv("FLASHGEN_SPECS", raising=False)
         yield
-    attention_module._kernel_for_target.cache_clear()
+    attention_module._kernel.cache_clear()
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_result_and_gradients(chosen, d, dv, dtype, options, key):
     ],
 )
 def test_dropout_chooses_the_bits_it_needs(chosen, p, key):
-    attention_module._kernel_for_target.cache_clear()
+    attention_module._kernel.cache_clear()
     q, k, v, _ = inputs()
     assert flashgen.attention(q, k, v, dropout_p=p).isfinite().all()
     assert chosen == [key]

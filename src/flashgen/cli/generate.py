@@ -9,7 +9,6 @@ import click
 
 from ..generator.arch import Target
 from ..generator.goldens import render_goldens
-from ..generator.plan import plan
 from ..generator.render import render
 from ..runtime import paths
 from ..runtime.catalogue import Catalogue
@@ -64,14 +63,7 @@ def command(
         raise click.UsageError("a KEY needs -o DIR, the folder to write to.")
     catalogue = Catalogue.load(spec_dirs)
     for request in select_requests(catalogue, keys, arch, family):
-        chosen = plan(
-            request.variant,
-            request.pass_name,
-            request.target,
-            family=request.family,
-            pins=dict(request.pins),
-        )
-        rendered = render(chosen)
+        rendered = render(request.plan())
         for name, text in (*rendered.headers, (rendered.name, rendered.text)):
             _write(output / name, text)
         click.echo(output / rendered.name)
