@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
+from typing import Literal
 
+from .body import Body
 from .errors import SpecError
 
 DTYPES = ("fp16", "bf16", "fp32", "fp64")
@@ -30,6 +32,21 @@ _MARKS = ("causal", "dropout", "dropout16", "det")
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """A sliding window: kv_idx - (q_idx + kv_len - q_len) lies in [-left, right].
+
+    Attributes:
+        left: keys before the diagonal that a query sees; None for all.
+        right: keys after it; None for all.
+        runtime: left and right are call arguments, ``window_left`` and ``window_right``.
+    """
+
+    left: int | None = None
+    right: int | None = None
+    runtime: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """One attention function. Everything that changes its result is a field, and is in its key.
 
@@ -37,17 +54,34 @@ class Variant:
         head_dim: size of a query and key row, in elements; a multiple of 8 up to 256.
         head_dim_v: size of a value and output row, likewise.
         dtype: of q, k, v, out and their gradients: fp16, bf16, fp32 or fp64.
-        causal: query i sees keys up to i + seqlen_k - seqlen_q (bottom-right aligned).
+        causal: query i sees keys up to i + seqlen_k - seqlen_q (bottom-right aligned), or with
+            "top_left" up to i.
         dropout_bits: 0 without dropout, else the random bits spent on an element (8 or 16).
         deterministic: every gradient is bitwise reproducible.
+        layout: "dense", or "varlen": sequences packed along one axis of tokens.
+        window: the sliding window, None without.
+        softcap: scores become softcap * tanh(score / softcap); None without, "runtime" for a call
+            argument of that name.
+        alibi: adds -alibi_slopes[h] * |q_idx + kv_len - q_len - kv_idx| to the scores.
+        sink: "" without; else argument ``sink`` is a logit of each head that joins the softmax's
+            denominator: "learned" with a gradient, "fixed" without.
+        block_mask: (queries, keys) of a block of the call argument ``block_mask``; None without.
+        body: the score and mask of its own; None without.
     """
 
     head_dim: int
     head_dim_v: int
     dtype: str
-    causal: bool = False
+    causal: bool | Literal["top_left"] = False
     dropout_bits: int = 0
     deterministic: bool = False
+    layout: Literal["dense", "varlen"] = "dense"
+    window: Window | None = None
+    softcap: float | Literal["runtime"] | None = None
+    alibi: bool = False
+    sink: Literal["", "learned", "fixed"] = ""
+    block_mask: tuple[int, int] | None = None
+    body: Body | None = None
 
     @property
     def dropout(self) -> bool:
