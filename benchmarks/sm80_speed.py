@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
 
 import torch
+from timing import METHOD, measure, rotate  # beside this file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashgen
@@ -27,8 +24,6 @@ import flashgen
 TOKENS = 16_384
 HIDDEN = 2_048
 INPUT_SETS = 2
-BURST_S = 0.010  # work between idle gaps
-GAP_S = 0.010
 
 
 @dataclass(frozen=True)
@@ -43,46 +38,6 @@ class Cell:
     flashgen_tflops: float
     flash_tflops: float
     ratio: float
-
-
-Call = Callable[[], object]
-
-
-def measure(calls: dict[str, Call], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each call: bursts in random order, idle gaps between."""
-    repeats = {
-        name: max(1, round(BURST_S * 1e3 / time_burst(call, 3))) for name, call in calls.items()
-    }
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        order = list(calls)
-        random.shuffle(order)
-        for name in order:
-            time.sleep(GAP_S)
-            samples[name].append(time_burst(calls[name], repeats[name]))
-    return {name: statistics.median(values) for name, values in samples.items()}
-
-
-def time_burst(call: Call, repeats: int) -> float:
-    """Milliseconds a call, over ``repeats`` queued ones."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(repeats):
-        call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / repeats
-
-
-def rotate(calls: list[Call]) -> Call:
-    """A call that takes the next input set each time."""
-    state = {"next": 0}
-
-    def call() -> object:
-        state["next"] = (state["next"] + 1) % len(calls)
-        return calls[state["next"]]()
-
-    return call
 
 
 def sdpa_flash(inputs: tuple[torch.Tensor, ...], causal: bool, dropout_p: float) -> torch.Tensor:
@@ -172,7 +127,7 @@ def main() -> None:
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
         },
-        "method": "bursts of 10 ms in random order, 10 ms idle between, median of "
+        "method": f"{METHOD} of "
         f"{args.rounds} rounds, {INPUT_SETS} input sets, {TOKENS} tokens, hidden {HIDDEN}",
         "cells": [asdict(cell) for cell in cells],
     }
