@@ -411,7 +411,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
 }
 
 // ---- Host ----
-constexpr AttentionTypes kTypes = {{kDLBfloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 0};
+constexpr AttentionTypes kTypes = {kDLCUDA, {kDLBfloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 0};
 
 int64_t num_tiles(int64_t seqlen, int tile) { return (seqlen + tile - 1) / tile; }
 
@@ -452,7 +452,7 @@ Params make_params(const AttentionArgs& a, int64_t batch) {
     p.seqlen_q = static_cast<int>(a.seqlen_q);
     p.seqlen_k = static_cast<int>(a.seqlen_k);
     p.softmax_scale = static_cast<float>(a.softmax_scale);
-    p.softmax_scale_log2 = static_cast<float>(a.softmax_scale * kLog2E);
+    p.softmax_scale_log2 = log2_scale(a.softmax_scale);
     return p;
 }
 
@@ -480,23 +480,20 @@ bool launch(Arguments& in, const AttentionArgs& a) {
     const int64_t tiles_m = num_tiles(a.seqlen_q, kTileM) * a.num_heads;
     const int64_t tiles_n = num_tiles(a.seqlen_k, kTileN) * a.num_heads_kv;
     if (a.batch == 0 || a.num_heads == 0) return true;
-    const DeviceGuard guard(a.device.device_id);
-    const cudaStream_t stream = current_stream(a.device);
-    const auto delta_kernel = &bwd_d128_bf16_causal_sm80_delta;
-    const auto main_kernel = &bwd_d128_bf16_causal_sm80;
-    if (!allow_smem(in, main_kernel, kSmemBytes)) return false;
-    const auto convert_kernel = &bwd_d128_bf16_causal_sm80_convert;
+    const DeviceGuard guard(in, a.device.device_id);
+    if (!in.ok()) return false;
     const int64_t blocks_per_batch = max(max(tiles_m, tiles_n), int64_t{1});
     // A grid has one long dimension; more blocks than it holds go in several launches.
     const int64_t batch_step = max(int64_t{1}, kMaxGrid / blocks_per_batch);
     for (int64_t batch = 0; batch < a.batch; batch += batch_step) {
         const int64_t count = min(batch_step, a.batch - batch);
         const Params p = make_params(a, batch);
-        const auto grid = [count](int64_t tiles) { return static_cast<unsigned>(count * tiles); };
-        if (tiles_m > 0) delta_kernel<<<grid(tiles_m), kDeltaThreads, 0, stream>>>(p);
-        if (tiles_n > 0) main_kernel<<<grid(tiles_n), kNumThreads, kSmemBytes, stream>>>(p);
-        if (tiles_m > 0) convert_kernel<<<grid(tiles_m), kConvertThreads, 0, stream>>>(p);
-        if (!check_cuda(in, cudaGetLastError(), "launch")) return false;
+        const Grid delta_grid = {count * tiles_m, kDeltaThreads, 0};
+        if (!launch_kernel<&bwd_d128_bf16_causal_sm80_delta>(in, a.device, delta_grid, p)) return false;
+        const Grid grid = {count * tiles_n, kNumThreads, kSmemBytes};
+        if (!launch_kernel<&bwd_d128_bf16_causal_sm80>(in, a.device, grid, p)) return false;
+        const Grid convert_grid = {count * tiles_m, kConvertThreads, 0};
+        if (!launch_kernel<&bwd_d128_bf16_causal_sm80_convert>(in, a.device, convert_grid, p)) return false;
     }
     return true;
 }

@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                                            end.num_rows);
 }
 
-constexpr AttentionTypes kTypes = {{kDLBfloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 0};
+constexpr AttentionTypes kTypes = {kDLCUDA, {kDLBfloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 0};
 
 bool launch(Arguments& in, const AttentionArgs& a) {
     check_alignment(in, "q", a.q);
@@ -326,10 +326,8 @@ bool launch(Arguments& in, const AttentionArgs& a) {
     const int64_t num_tiles_m = (a.seqlen_q + kTileM - 1) / kTileM;
     const int64_t blocks_per_batch = num_tiles_m * a.num_heads;
     if (a.batch == 0 || blocks_per_batch == 0) return true;
-    const DeviceGuard guard(a.device.device_id);
-    const cudaStream_t stream = current_stream(a.device);
-    const auto kernel = &fwd_d128_bf16_causal_sm90;
-    if (!allow_smem(in, kernel, kSmemBytes)) return false;
+    const DeviceGuard guard(in, a.device.device_id);
+    if (!in.ok()) return false;
     // A grid has one long dimension; more blocks than it holds go in several launches.
     const int64_t batch_step = max(int64_t{1}, kMaxGrid / blocks_per_batch);
     for (int64_t batch = 0; batch < a.batch; batch += batch_step) {
@@ -345,10 +343,10 @@ bool launch(Arguments& in, const AttentionArgs& a) {
         p.seqlen_k = static_cast<int>(a.seqlen_k);
         p.num_tiles_m = static_cast<unsigned>(num_tiles_m);
         p.softmax_scale = static_cast<float>(a.softmax_scale);
-        p.softmax_scale_log2 = static_cast<float>(a.softmax_scale * kLog2E);
+        p.softmax_scale_log2 = log2_scale(a.softmax_scale);
         const int64_t blocks = min(batch_step, a.batch - batch) * blocks_per_batch;
-        kernel<<<static_cast<unsigned>(blocks), kNumThreads, kSmemBytes, stream>>>(p);
-        if (!check_cuda(in, cudaGetLastError(), "launch")) return false;
+        const Grid grid = {blocks, kNumThreads, kSmemBytes};
+        if (!launch_kernel<&fwd_d128_bf16_causal_sm90>(in, a.device, grid, p)) return false;
     }
     return true;
 }

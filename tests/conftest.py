@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 
 import pytest
@@ -50,3 +51,26 @@ def pytest_terminal_summary(terminalreporter, config):
         reason = missing_gpu()
         state = f"skipped here: {reason}" if reason else "run here"
         terminalreporter.write_line(f"{count} tests need a GPU; {state}.")
+
+
+class _Device(ctypes.Structure):
+    """DLPack's DLDevice."""
+
+    _fields_ = (("kind", ctypes.c_int32), ("index", ctypes.c_int32))
+
+
+@pytest.fixture
+def claim_device():
+    """Makes a compiled pass see a torch tensor on the DLPack device (kind, index)."""
+
+    def claim(tensor, kind, index=0):
+        import tvm_ffi
+
+        view = tvm_ffi.from_dlpack(tensor)
+        # the object's header (24 bytes), then the DLTensor: its pointer, then its device
+        _Device.from_address(view.__chandle__() + 24 + 8).kind = kind
+        _Device.from_address(view.__chandle__() + 24 + 8).index = index
+        assert view.device.dlpack_device_type() == kind and view.device.index == index
+        return view
+
+    return claim

@@ -3,12 +3,11 @@
 
 #include <omp.h>
 #include <pthread.h>
+#include <stdint.h>
 #include <stdlib.h>
 
 #include <algorithm>
 #include <atomic>
-
-#include "host/attention_args.h"
 
 namespace flashgen {
 
@@ -47,13 +46,5 @@ class PerThread {
   private:
     Scratch* data_;
 };
-
-inline bool check_host(Arguments& in, const AttentionArgs& a) {
-    if (in.ok() && a.device.device_type != kDLCPU) {
-        in.fail("ValueError", "%s: expected tensors on the CPU, got device type %d", in.function(),
-                a.device.device_type);
-    }
-    return in.ok();
-}
 
 }  // namespace flashgen

@@ -20,6 +20,7 @@ namespace flashgen {
 constexpr int64_t kMaxSeqlen = 2147483647 - 1024;
 
 struct AttentionTypes {
+    DLDeviceType device;  // kDLCPU or kDLCUDA: where the code runs
     DLDataType element;  // q, k, v, out and their gradients
     DLDataType lse;
     int32_t head_dim;
@@ -68,7 +69,18 @@ inline void check_row_stats(Arguments& in, const char* name, const Tensor& t,
     }
 }
 
+// Requires tensors that the code can reach; those read so far are on one device.
+inline void check_device(Arguments& in, DLDeviceType runs_on) {
+    const DLDeviceType found = in.device().device_type;
+    const bool on_cpu = runs_on == kDLCPU;
+    if (in.ok() && found != runs_on && found != (on_cpu ? kDLCUDAHost : kDLCUDAManaged)) {
+        in.fail("ValueError", "%s: expected tensors on %s (DLPack device type %d), got type %d",
+                in.function(), on_cpu ? "the CPU" : "a CUDA device", runs_on, found);
+    }
+}
+
 inline void check_sizes(Arguments& in, AttentionArgs& a, const AttentionTypes& types) {
+    check_device(in, types.device);
     a.batch = a.q.shape[0];
     a.seqlen_q = a.q.shape[1];
     a.num_heads = a.q.shape[2];

@@ -226,6 +226,20 @@ def test_a_gpu_kernel_called_on_the_cpu(load, inputs):
         kernel(q, k.cpu(), v)
 
 
+def test_a_device_that_does_not_exist_is_the_calls_error(load, inputs, claim_device):
+    kernel = load("d64-fp16")
+    q, k, v, _ = inputs(kernel.key, 1, 70, 90)
+    expected, lse, _ = kernel.forward(q, k, v)
+    out = torch.full_like(expected, float("nan"))
+    function = kernel._compiled(q.device, "forward").function
+    elsewhere = [claim_device(t, 2, 99) for t in (out, lse, q, k, v)]
+    with pytest.raises(RuntimeError, match="forward: device of the tensors: invalid device"):
+        function(*elsewhere, None, 0.125, 0)
+    assert out.isnan().all()
+    function(out, lse, q, k, v, None, 0.125, 0)  # finds nothing of that error
+    assert torch.equal(out, expected)
+
+
 def test_family_sm80_serves_this_target(device, inputs):
     q, k, v, _ = inputs("d64-fp16", 1, 70, 90)
     kernel = flashgen.load("d64-fp16", device, family="sm80")

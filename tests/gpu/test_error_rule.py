@@ -57,7 +57,7 @@ def test_every_remainder(load, device, seqlen):
         assert_close(load, device, key, Shape(1, 2, 1, seqlen, 130))
 
 
-@pytest.mark.parametrize("scale", [-0.3, 0.0, 1e-3, 2.0])
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 1e-3, 2.0, 1e-39, 1e-45, -1e-60, 1e-310])
 @pytest.mark.parametrize("key", ["d64-fp16", "d128-bf16-causal", "d72-fp16-causal-dropout-det"])
 def test_softmax_scale(load, device, key, scale):
     assert_close(load, device, key, Shape(1, 2, 1, 170, 190), softmax_scale=scale)

@@ -6,6 +6,7 @@ import subprocess
 import time
 
 import pytest
+import torch
 
 from flashgen.generator.arch import parse_target
 from flashgen.generator.errors import CompileError
@@ -49,6 +50,19 @@ def test_it_loads_without_a_gpu_under_an_odd_path(cache, artifact):
     compiled = load_pass(request_for(), cache=cache, build_missing=False)
     assert compiled.artifact == artifact
     assert compiled.workspace(2, 4, 2, 100, 200) >= 0
+
+
+def test_a_gpu_pass_refuses_tensors_of_the_cpu(cache, artifact, claim_device):
+    compiled = load_pass(request_for(), cache=cache, build_missing=False)
+    tensors = [*torch.zeros(4, 1, 5, 2, 64).half().unbind()]
+    tensors.insert(1, torch.zeros(1, 2, 5))
+    message = r"expected tensors on a CUDA device \(DLPack device type 2\), got type 1"
+    with pytest.raises(ValueError, match=message):
+        compiled.function(*tensors, None, 0.25, 0)
+    if not torch.cuda.is_available():
+        on_gpu = [claim_device(tensor, 2) for tensor in tensors]
+        with pytest.raises(RuntimeError, match=r"forward: current device: .*\(cudaError"):
+            compiled.function(*on_gpu, None, 0.25, 0)
 
 
 def test_a_warm_load_is_quick_and_starts_no_process(cache, artifact, monkeypatch):

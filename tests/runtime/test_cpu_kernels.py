@@ -118,9 +118,10 @@ def test_both_passes_obey_the_error_rule(key, shape):
     assert_close(key, shape, dropout_p=0.3, seed=shape.seqlen_q)
 
 
-@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
-def test_softmax_scale(scale):
-    assert_close("d64-fp32-causal", Shape(1, 2, 1, 70, 90), softmax_scale=scale)
+@pytest.mark.parametrize("key", ["d64-fp32-causal", "d64-bf16-causal", "d8-fp64-causal-dropout"])
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0, 1e-39, 1e-45, -1e-60, 1e-310])
+def test_softmax_scale(key, scale):
+    assert_close(key, Shape(1, 2, 1, 70, 90), softmax_scale=scale)
 
 
 def test_gradcheck_with_the_gradient_of_lse():
