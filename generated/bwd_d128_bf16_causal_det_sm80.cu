@@ -429,7 +429,14 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
 }
 
 // ---- Host ----
-constexpr AttentionTypes kTypes = {kDLCUDA, {kDLBfloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 0};
+constexpr AttentionTypes kTypes = {
+    kDLCUDA,
+    {kDLBfloat, 16, 1},  // q, k, v, out and their gradients
+    {kDLFloat, 32, 1},  // lse
+    kHeadDim,
+    kHeadDimV,
+    0,  // random bits of an element
+};
 
 int64_t num_tiles(int64_t seqlen, int tile) { return (seqlen + tile - 1) / tile; }
 
@@ -491,6 +498,9 @@ bool check_tensors(Arguments& in, const AttentionArgs& a) {
     return in.ok();
 }
 
+constexpr auto kDeltaKernel = &bwd_d128_bf16_causal_det_sm80_delta;
+constexpr auto kMainKernel = &bwd_d128_bf16_causal_det_sm80;
+constexpr auto kDqKernel = &bwd_d128_bf16_causal_det_sm80_dq;
 bool launch(Arguments& in, const AttentionArgs& a) {
     if (!check_tensors(in, a)) return false;
     const int64_t tiles_m = num_tiles(a.seqlen_q, kTileM) * a.num_heads;
@@ -506,11 +516,11 @@ bool launch(Arguments& in, const AttentionArgs& a) {
         const int64_t count = min(batch_step, a.batch - batch);
         const Params p = make_params(a, batch);
         const Grid delta_grid = {count * tiles_m, kDeltaThreads, 0};
-        if (!launch_kernel<&bwd_d128_bf16_causal_det_sm80_delta>(in, a.device, delta_grid, p)) return false;
+        if (!launch_kernel<kDeltaKernel>(in, a.device, delta_grid, p)) return false;
         const Grid grid = {count * tiles_n, kNumThreads, kSmemBytes};
-        if (!launch_kernel<&bwd_d128_bf16_causal_det_sm80>(in, a.device, grid, p)) return false;
+        if (!launch_kernel<kMainKernel>(in, a.device, grid, p)) return false;
         const Grid dq_grid = {count * tiles_dq, kDqThreads, kDqSmemBytes};
-        if (!launch_kernel<&bwd_d128_bf16_causal_det_sm80_dq>(in, a.device, dq_grid, p)) return false;
+        if (!launch_kernel<kDqKernel>(in, a.device, dq_grid, p)) return false;
     }
     return true;
 }

@@ -32,7 +32,13 @@ constexpr int kTileN = 64;  // keys packed at once
 constexpr int kDkvTileM = 64;  // the same for dk and dv: queries packed at once
 constexpr int kDkvTileN = 96;  // keys of a task, on lanes
 constexpr AttentionTypes kTypes = {
-    kDLCPU, {kDLFloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, kDropoutBits};
+    kDLCPU,
+    {kDLFloat, 16, 1},  // q, k, v, out and their gradients
+    {kDLFloat, 32, 1},  // lse
+    kHeadDim,
+    kHeadDimV,
+    kDropoutBits,
+};
 
 using Panel = BasicPanel<Acc, kVectorBytes, kBlockRows, kBlockVecs>;
 constexpr int kWidth = Panel::kWidth;  // lanes of a panel

@@ -28,7 +28,13 @@ constexpr int kStrideV = 144;
 constexpr int kTileM = 96;  // queries of a task, on lanes
 constexpr int kTileN = 64;  // keys packed at once
 constexpr AttentionTypes kTypes = {
-    kDLCPU, {kDLBfloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, kDropoutBits};
+    kDLCPU,
+    {kDLBfloat, 16, 1},  // q, k, v, out and their gradients
+    {kDLFloat, 32, 1},  // lse
+    kHeadDim,
+    kHeadDimV,
+    kDropoutBits,
+};
 
 using Panel = BasicPanel<Acc, kVectorBytes, kBlockRows, kBlockVecs>;
 constexpr int kWidth = Panel::kWidth;  // lanes of a panel

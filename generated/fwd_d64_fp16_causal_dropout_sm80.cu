@@ -343,7 +343,16 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                                            end.num_rows);
 }
 
-constexpr AttentionTypes kTypes = {kDLCUDA, {kDLFloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 8};
+constexpr AttentionTypes kTypes = {
+    kDLCUDA,
+    {kDLFloat, 16, 1},  // q, k, v, out and their gradients
+    {kDLFloat, 32, 1},  // lse
+    kHeadDim,
+    kHeadDimV,
+    8,  // random bits of an element
+};
+
+constexpr auto kKernel = &fwd_d64_fp16_causal_dropout_sm80;
 
 bool launch(Arguments& in, const AttentionArgs& a) {
     check_alignment(in, "q", a.q);
@@ -378,7 +387,7 @@ bool launch(Arguments& in, const AttentionArgs& a) {
         p.dropout_scale = static_cast<float>(a.dropout_scale(kDropoutBits));
         const int64_t blocks = min(batch_step, a.batch - batch) * blocks_per_batch;
         const Grid grid = {blocks, kNumThreads, kSmemBytes};
-        if (!launch_kernel<&fwd_d64_fp16_causal_dropout_sm80>(in, a.device, grid, p)) return false;
+        if (!launch_kernel<kKernel>(in, a.device, grid, p)) return false;
     }
     return true;
 }

@@ -313,7 +313,16 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                                            end.num_rows);
 }
 
-constexpr AttentionTypes kTypes = {kDLCUDA, {kDLFloat, 16, 1}, {kDLFloat, 32, 1}, kHeadDim, kHeadDimV, 0};
+constexpr AttentionTypes kTypes = {
+    kDLCUDA,
+    {kDLFloat, 16, 1},  // q, k, v, out and their gradients
+    {kDLFloat, 32, 1},  // lse
+    kHeadDim,
+    kHeadDimV,
+    0,  // random bits of an element
+};
+
+constexpr auto kKernel = &fwd_d64_fp16_sm80;
 
 bool launch(Arguments& in, const AttentionArgs& a) {
     check_alignment(in, "q", a.q);
@@ -344,7 +353,7 @@ bool launch(Arguments& in, const AttentionArgs& a) {
         p.softmax_scale_log2 = log2_scale(a.softmax_scale);
         const int64_t blocks = min(batch_step, a.batch - batch) * blocks_per_batch;
         const Grid grid = {blocks, kNumThreads, kSmemBytes};
-        if (!launch_kernel<&fwd_d64_fp16_sm80>(in, a.device, grid, p)) return false;
+        if (!launch_kernel<kKernel>(in, a.device, grid, p)) return false;
     }
     return true;
 }

@@ -102,9 +102,8 @@ inline void check_sizes(Arguments& in, AttentionArgs& a, const AttentionTypes& t
     const int64_t lengths[2] = {a.seqlen_q, a.seqlen_k};
     for (const int64_t seqlen : lengths) {
         if (in.ok() && seqlen > kMaxSeqlen) {
-            in.fail("ValueError", "%s: expected sequences of at most %lld, got %lld",
-                    in.function(), static_cast<long long>(kMaxSeqlen),
-                    static_cast<long long>(seqlen));
+            in.fail("ValueError", "%s: expected sequences of at most %lld, got %lld", in.function(),
+                    static_cast<long long>(kMaxSeqlen), static_cast<long long>(seqlen));
         }
     }
     const int64_t largest = int64_t{1} << types.dropout_bits;

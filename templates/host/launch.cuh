@@ -104,5 +104,4 @@ inline float log2_scale(double softmax_scale) {
     return static_cast<float>(max(softmax_scale * kLog2E, 1.17549435e-38));
 }
 
-
 }  // namespace flashgen
