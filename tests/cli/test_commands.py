@@ -47,6 +47,16 @@ def test_list_json(run, spec_dir):
     assert entries[-1]["passes"] == list(PASSES)
 
 
+def test_list_groups_by_the_folder_of_the_specs(run, spec_dir):
+    """The shipped folders by their names, a user's in full; each key below its group."""
+    groups = {entry["key"]: entry["group"] for entry in json_of(run("list", "--json"))}
+    assert groups["d64-fp16-causal-dropout"] == "models"
+    assert groups["d128-bf16-causal-det"] == "options"
+    lines = run("list", "--specs", spec_dir).output.splitlines()
+    assert str(spec_dir) in lines[-3:] and lines[-1].startswith(KEY)
+    assert lines.index("models") < lines.index("options")
+
+
 def test_build_compiles_once_and_force_compiles_again(run, built):
     again = json_of(run("build", KEY, "--arch", "cpu", "--json"))
     assert [entry["compiled"] for entry in again] == [False, False]
