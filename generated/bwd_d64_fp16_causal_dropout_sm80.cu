@@ -473,14 +473,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
 }
 
 // ---- Host ----
-constexpr AttentionTypes kTypes = {
-    kDLCUDA,
-    {kDLFloat, 16, 1},  // q, k, v, out and their gradients
-    {kDLFloat, 32, 1},  // lse
-    kHeadDim,
-    kHeadDimV,
-    8,  // random bits of an element
-};
+constexpr DLDataType kDataType = {kDLFloat, 16, 1};
+constexpr AttentionTypes kTypes = {kDLCUDA, kDataType, kFloatType, kHeadDim, kHeadDimV, 8};
 
 int64_t num_tiles(int64_t seqlen, int tile) { return (seqlen + tile - 1) / tile; }
 

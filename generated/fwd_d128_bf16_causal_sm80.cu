@@ -315,14 +315,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                                            end.num_rows);
 }
 
-constexpr AttentionTypes kTypes = {
-    kDLCUDA,
-    {kDLBfloat, 16, 1},  // q, k, v, out and their gradients
-    {kDLFloat, 32, 1},  // lse
-    kHeadDim,
-    kHeadDimV,
-    0,  // random bits of an element
-};
+constexpr DLDataType kDataType = {kDLBfloat, 16, 1};
+constexpr AttentionTypes kTypes = {kDLCUDA, kDataType, kFloatType, kHeadDim, kHeadDimV, 0};
 
 constexpr auto kKernel = &fwd_d128_bf16_causal_sm80;
 

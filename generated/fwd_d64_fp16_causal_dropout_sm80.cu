@@ -343,14 +343,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                                            end.num_rows);
 }
 
-constexpr AttentionTypes kTypes = {
-    kDLCUDA,
-    {kDLFloat, 16, 1},  // q, k, v, out and their gradients
-    {kDLFloat, 32, 1},  // lse
-    kHeadDim,
-    kHeadDimV,
-    8,  // random bits of an element
-};
+constexpr DLDataType kDataType = {kDLFloat, 16, 1};
+constexpr AttentionTypes kTypes = {kDLCUDA, kDataType, kFloatType, kHeadDim, kHeadDimV, 8};
 
 constexpr auto kKernel = &fwd_d64_fp16_causal_dropout_sm80;
 

@@ -19,6 +19,8 @@ namespace flashgen {
 // Positions are 32-bit, with room for the last tile's end.
 constexpr int64_t kMaxSeqlen = 2147483647 - 1024;
 
+constexpr DLDataType kFloatType = {kDLFloat, 32, 1};
+
 struct AttentionTypes {
     DLDeviceType device;  // kDLCPU or kDLCUDA: where the code runs
     DLDataType element;  // q, k, v, out and their gradients

@@ -97,10 +97,11 @@ inline void check_alignment(Arguments& in, const char* name, const Tensor& t) {
 
 constexpr int64_t kMaxGrid = 2147483647;  // blocks in x; CUDA C++ Programming Guide, 3.0 and up
 
+constexpr double kLog2E = 1.4426950408889634;
+
 // The factor of the scores in the kernels' exponentials, which are powers of two. A positive scale
 // stays one in fp32 (FLT_MIN at least): a hidden key's -inf times 0 would be NaN.
 inline float log2_scale(double softmax_scale) {
-    constexpr double kLog2E = 1.4426950408889634;
     return static_cast<float>(max(softmax_scale * kLog2E, 1.17549435e-38));
 }
 
