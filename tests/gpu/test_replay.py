@@ -137,6 +137,31 @@ def test_r25_what_no_query_may_see_never_leaks(run, inputs, built_key, poisonous
     assert found["dq"].isfinite().all()
 
 
+@pytest.mark.parametrize("key", ["d64-bf16-causal-det", "d128-fp16-det", "d256-bf16-det"])
+@pytest.mark.parametrize("row", [0, 100, 199])
+def test_a_nan_query_has_nan_outputs_and_no_other_has(run, inputs, key, row):
+    q, k, v, dout = inputs(key, 1, 200, 230)
+    clean = run(key, q, k, v, dout)["out"]
+    q[:, row, 0, 3] = math.nan
+    out = run(key, q, k, v, dout)["out"]
+    assert out[:, row, 0].isnan().all()
+    clean[:, row, 0] = out[:, row, 0] = 0
+    assert torch.equal(out, clean)
+
+
+@pytest.mark.parametrize("key", ["d64-bf16-causal-det", "d64-bf16-causal"])
+@pytest.mark.parametrize("poisonous", [math.nan, math.inf])
+def test_a_gradient_of_the_lse_of_a_query_without_keys_is_not_read(run, inputs, key, poisonous):
+    q, k, v, dout = inputs(key, 1, 150, 70)
+    dlse = torch.randn(1, 2, 150, device=q.device)
+    clean = run(key, q, k, v, dout, dlse)
+    dlse[:, :, :80] = poisonous
+    found = run(key, q, k, v, dout, dlse)
+    assert not found["dq"][:, :80].any()
+    assert found["dq"].isfinite().all()
+    assert_equal(found, clean)
+
+
 def test_a_nan_that_a_query_sees_reaches_its_output(run, inputs):
     q, k, v, dout = inputs("d64-fp16-causal", 1, 200, 200, heads=1)
     k[:, 199] = math.nan

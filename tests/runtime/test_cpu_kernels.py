@@ -85,14 +85,14 @@ def inputs(key, batch, seqlen_q, seqlen_k, heads=2, heads_kv=2, factor=1.0, seed
     )
 
 
-def run(key, q, k, v, dout, **options):
+def run(key, q, k, v, dout, dlse=None, **options):
     """Every result of both passes, by name."""
     kernel = load(key)
     out, lse, rng_state = kernel.forward(q, k, v, **options)
     if rng_state is not None:
         options = {n: o for n, o in options.items() if n not in ("seed", "offset")}
         options["rng_state"] = rng_state
-    grads = kernel.backward(dout, q, k, v, out, lse, **options)
+    grads = kernel.backward(dout, q, k, v, out, lse, dlse=dlse, **options)
     return {"out": out, "lse": lse, "dq": grads.dq, "dk": grads.dk, "dv": grads.dv}
 
 
@@ -245,6 +245,30 @@ def test_a_nan_that_a_query_sees_reaches_its_output():
     out = run("d64-fp32-causal", q, k, v, dout)["out"]
     assert out[:, 199].isnan().all()
     assert out[:, :192].isfinite().all()
+
+
+@pytest.mark.parametrize("key", ["d64-fp32-causal", "d256-fp32-dropout", "d72-fp16"])
+@pytest.mark.parametrize("row", [0, 100, 199])
+def test_a_nan_query_has_nan_outputs_and_no_other_has(key, row):
+    q, k, v, dout = inputs(key, 1, 200, 230)
+    clean = run(key, q, k, v, dout)
+    q[:, row, 0, 3] = math.nan
+    out = run(key, q, k, v, dout)["out"]
+    assert out[:, row, 0].isnan().all()
+    clean["out"][:, row, 0] = out[:, row, 0] = 0
+    assert torch.equal(out, clean["out"])
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_gradient_of_the_lse_of_a_query_without_keys_is_not_read(poison):
+    key = "d64-fp32-causal"
+    q, k, v, dout = inputs(key, 1, 150, 70)
+    dlse = torch.randn(1, 2, 150)
+    clean = run(key, q, k, v, dout, dlse=dlse)
+    dlse[:, :, :80] = poison
+    found = run(key, q, k, v, dout, dlse=dlse)
+    assert not found["dq"][:, :80].any()
+    assert_equal(found, clean)
 
 
 def test_r26_views_need_no_copies():
