@@ -1,0 +1,71 @@
+// The least and the greatest element of each tile of a capture's positions, for classify_tile: a
+// small kernel ahead of the main one, O(seqlen).
+#pragma once
+
+#include "device/varlen.cuh"
+#include "host/capture.h"
+
+namespace flashgen {
+
+constexpr int kBoundsWarps = 4;  // of a thread block, a tile each
+
+// What a tile's positions are: of one sequence that all share, or of packed ones.
+struct Positions {
+    int length;  // of the sequence, or of all packed ones
+    CuSeqlens cu_seqlens;  // data is null where nothing is packed
+    int num_sequences;
+    int num_tiles;  // virtual ones where sequences are packed
+};
+
+// The rows of tile `tile`.
+template <int kTile>
+__device__ __forceinline__ Span tile_span(const Positions& of, int tile) {
+    Span span = {0, of.length};
+    if (of.cu_seqlens.data != nullptr) {
+        const int i = find_sequence<kTile>(of.cu_seqlens, of.num_sequences, of.length, tile);
+        span = sequence_span(of.cu_seqlens, of.num_sequences, of.length, i);
+        tile -= first_tile<kTile>(span.start, i);
+    }
+    const int begin = min(tile * kTile, span.length);
+    return {span.start + begin, min(kTile, span.length - begin)};
+}
+
+// bounds[outer, tile] of `capture`, dimension kDim of which is the position; `outer` counts the
+// elements of its other dimensions, the last one fastest. A warp makes one bound.
+template <int kTile, int kDim, typename T, int kRank, typename Value>
+__global__ void __launch_bounds__(32 * kBoundsWarps)
+    tile_bounds(Capture<T, kRank> capture, Positions positions, int64_t num_bounds,
+                Bound<Value>* bounds) {
+    const int64_t at = int64_t{blockIdx.x} * kBoundsWarps + threadIdx.x / 32;
+    if (at >= num_bounds) return;
+    int64_t outer = at / positions.num_tiles;
+    const T* data = capture.data;
+#pragma unroll
+    for (int dim = kRank - 1; dim >= 0; --dim) {
+        if (dim == kDim) continue;
+        data += outer % capture.sizes[dim] * capture.strides[dim];
+        outer /= capture.sizes[dim];
+    }
+    // A load behind the capture's end reads 0.
+    const auto load = [&](int64_t row) {
+        return row < capture.sizes[kDim] ? Value(value_of(data[row * capture.strides[kDim]]))
+                                         : Value(0);
+    };
+    const Span span = tile_span<kTile>(positions, static_cast<int>(at % positions.num_tiles));
+    if (span.length == 0) return;  // nobody visits it
+    // Lanes without a row of their own repeat the last one.
+    const int lane = threadIdx.x % 32;
+    const Value first = load(span.start + min(lane, span.length - 1));
+    Bound<Value> bound = {first, first};
+    for (int i = lane + 32; i < span.length; i += 32) bound.include(load(span.start + i));
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        const Bound<Value> other = {__shfl_xor_sync(0xffffffff, bound.lo, step),
+                                    __shfl_xor_sync(0xffffffff, bound.hi, step)};
+        bound.include(other.lo);
+        bound.include(other.hi);
+    }
+    if (lane == 0) bounds[at] = bound;
+}
+
+}  // namespace flashgen

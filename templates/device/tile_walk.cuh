@@ -1,0 +1,81 @@
+// Which tiles a kernel visits where a program's mask is more than a band of diagonals.
+//
+// The 32 lanes of a warp classify 32 tiles at once, each with interval arithmetic over a whole
+// tile, and keep one register of it each: whether a tile is worth a visit, and whether it needs the
+// mask, is then a ballot away. Every warp of a block finds the same, without a word to the others.
+#pragma once
+
+namespace flashgen {
+
+// Walks the tiles that aren't empty, kStep = 1 upwards or -1 downwards:
+//
+//   const auto classify = [&](int tile) { return classify_tile(...); };  // -> Class
+//   TileWalk<Class, -1> walk;
+//   for (walk.start(from, to, lane, classify); walk.any(); walk.next(lane, classify)) {
+//       ... walk.tile, walk.full() ...
+//   }
+//
+// `Class` is an enum of kEmpty, kPartial and kFull. `from` and `to` are the first and the last tile
+// in walking order, both included. After next(), `tile` is the one to prefetch.
+template <typename Class, int kStep>
+class TileWalk {
+    static_assert(kStep == 1 || kStep == -1, "up or down");
+
+  public:
+    int tile;  // the one that is being visited
+
+    template <typename Classify>
+    __device__ __forceinline__ void start(int from, int to, int lane, Classify classify) {
+        tile = from;
+        to_ = to;
+        if (any()) {
+            look(lane, classify);
+            seek(visible(), lane, classify);
+        }
+    }
+
+    __device__ __forceinline__ bool any() const { return kStep > 0 ? tile <= to_ : tile >= to_; }
+
+    // Whether every element of the tile is visible.
+    __device__ __forceinline__ bool full() const {
+        return __ballot_sync(0xffffffff, class_ == Class::kFull) >> (tile % 32) & 1;
+    }
+
+    template <typename Classify>
+    __device__ __forceinline__ void next(int lane, Classify classify) {
+        // Shifted twice: 32 at once is no shift.
+        const unsigned ahead = kStep > 0 ? ~0u << (tile % 32) << 1 : (1u << (tile % 32)) - 1;
+        seek(visible() & ahead, lane, classify);
+    }
+
+  private:
+    // Of the 32 tiles around `tile`, those to visit.
+    __device__ __forceinline__ unsigned visible() const {
+        return __ballot_sync(0xffffffff, class_ != Class::kEmpty);
+    }
+
+    // Classifies the 32 tiles around `tile`, none before it and none behind the last.
+    template <typename Classify>
+    __device__ __forceinline__ void look(int lane, Classify classify) {
+        const int mine = tile / 32 * 32 + lane;
+        const bool ahead = kStep > 0 ? mine >= tile && mine <= to_ : mine <= tile && mine >= to_;
+        class_ = ahead ? classify(mine) : Class::kEmpty;
+    }
+
+    // Moves to the first of `candidates` in walking order, or of the tiles behind these 32.
+    template <typename Classify>
+    __device__ __forceinline__ void seek(unsigned candidates, int lane, Classify classify) {
+        while (candidates == 0) {
+            tile = kStep > 0 ? tile / 32 * 32 + 32 : tile / 32 * 32 - 1;
+            if (!any()) return;
+            look(lane, classify);
+            candidates = visible();
+        }
+        tile = tile / 32 * 32 + (kStep > 0 ? __ffs(candidates) - 1 : 31 - __clz(candidates));
+    }
+
+    int to_;
+    Class class_;  // of this lane's tile: number tile / 32 * 32 + lane
+};
+
+}  // namespace flashgen
