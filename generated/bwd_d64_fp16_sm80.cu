@@ -409,8 +409,20 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
 }
 
 // ---- Host ----
-constexpr DLDataType kDataType = {kDLFloat, 16, 1};
-constexpr AttentionTypes kTypes = {kDLCUDA, kDataType, kFloatType, kHeadDim, kHeadDimV, 0};
+constexpr AttentionTypes kTypes = {
+    kDLCUDA,
+    {kDLFloat, 16, 1},  // q, k, v, out and their gradients
+    {kDLFloat, 32, 1},  // lse
+    kHeadDim,
+    kHeadDimV,
+    0,  // random bits of an element
+    false,  // varlen
+    Sink::kNone,
+};
+
+// ---- Arguments of the program, after those of every variant ----
+constexpr int kNumProgramArgs = 0;  // captures, params
+constexpr int kNumProgramGradients = 0;
 
 int64_t num_tiles(int64_t seqlen, int tile) { return (seqlen + tile - 1) / tile; }
 
@@ -464,14 +476,7 @@ bool check_tensors(Arguments& in, const AttentionArgs& a) {
     check_alignment(in, "dq", a.dq);
     check_alignment(in, "dk", a.dk);
     check_alignment(in, "dv", a.dv);
-    const int64_t needed = workspace_bytes(a.batch, a.num_heads, a.seqlen_q);
-    if (in.ok() && (a.workspace.shape[0] < needed ||
-                    (needed > 0 && reinterpret_cast<uintptr_t>(a.workspace.data) % 16 != 0))) {
-        in.fail("ValueError", "%s: workspace: expected %lld bytes, 16-byte aligned, got %lld",
-                in.function(), static_cast<long long>(needed),
-                static_cast<long long>(a.workspace.shape[0]));
-    }
-    return in.ok();
+    return check_workspace(in, a, workspace_bytes(a.batch, a.num_heads, a.seqlen_q));
 }
 
 constexpr auto kDeltaKernel = &bwd_d64_fp16_sm80_delta;
@@ -504,22 +509,18 @@ bool launch(Arguments& in, const AttentionArgs& a) {
 
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* args, int32_t num_args,
                                                      TVMFFIAny*) {
-    Arguments in("backward", args, num_args, kBackwardArgs);
+    Arguments in("backward", args, num_args,
+                 backward_args(kTypes) + kNumProgramArgs + kNumProgramGradients);
     AttentionArgs a = {};
     return read_backward(in, a, kTypes) && launch(in, a) ? 0 : -1;
 }
 
-// Bytes of workspace for (batch, num_heads, num_heads_kv, seqlen_q, seqlen_k).
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward_workspace(void*, const TVMFFIAny* args,
                                                                int32_t num_args,
                                                                TVMFFIAny* result) {
-    Arguments in("backward_workspace", args, num_args, 5);
-    const int64_t batch = in.integer("batch");
-    const int64_t num_heads = in.integer("num_heads");
-    in.integer("num_heads_kv");
-    const int64_t seqlen_q = in.integer("seqlen_q");
-    in.integer("seqlen_k");
+    Arguments in("backward_workspace", args, num_args, kWorkspaceArgs);
+    const WorkspaceSizes sizes = read_workspace_sizes(in);
     if (!in.ok()) return -1;
-    return_integer(result, workspace_bytes(batch, num_heads, seqlen_q));
+    return_integer(result, workspace_bytes(sizes.batch, sizes.num_heads, sizes.seqlen_q));
     return 0;
 }

@@ -36,7 +36,9 @@ constexpr AttentionTypes kTypes = {
     {kDLFloat, 32, 1},  // lse
     kHeadDim,
     kHeadDimV,
-    kDropoutBits,
+    0,  // random bits of an element
+    false,  // varlen
+    Sink::kNone,
 };
 
 using Panel = BasicPanel<Acc, kVectorBytes, kBlockRows, kBlockVecs>;
@@ -82,6 +84,10 @@ FLASHGEN_HOOK Range full_queries(int kv_begin, int kv_end, int q_len, int kv_len
     const int end = q_len;
     return {begin, max(begin, end)};
 }
+
+// ---- Arguments of the program, after those of every variant ----
+constexpr int kNumProgramArgs = 0;  // captures, params
+constexpr int kNumProgramGradients = 0;
 
 // ---- dq: queries on lanes, so scores are S^T, and dq is dQ^T until it is stored ----
 struct alignas(64) QueryScratch {
@@ -282,20 +288,14 @@ void backward(const AttentionArgs& a, const Tasks& tasks, const PerThread<Scratc
 }  // namespace
 }  // namespace flashgen
 
-// backward(dq, dk, dv, dout, q, k, v, out, lse, dlse, rng_state, workspace, softmax_scale,
-//          dropout_threshold)
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* args, int32_t num_args,
                                                      TVMFFIAny*) {
     using namespace flashgen;
-    Arguments in("backward", args, num_args, 14);
+    Arguments in("backward", args, num_args,
+                 backward_args(kTypes) + kNumProgramArgs + kNumProgramGradients);
     AttentionArgs a = {};
     if (!read_backward(in, a, kTypes)) return -1;
-    const int64_t needed = delta_bytes<Acc>(a.batch, a.num_heads, a.seqlen_q);
-    if (a.workspace.shape[0] < needed) {
-        in.fail("ValueError", "backward: workspace: expected %lld bytes, got %lld",
-                static_cast<long long>(needed), static_cast<long long>(a.workspace.shape[0]));
-        return -1;
-    }
+    if (!check_workspace(in, a, delta_bytes<Acc>(workspace_sizes(a)))) return -1;
     const Tasks tasks = tasks_of(a);
     const int threads = thread_count(std::max(tasks.dq, tasks.dkv));
     const PerThread<Scratch> scratch(threads);
@@ -307,17 +307,14 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* arg
     return 0;
 }
 
-// backward_workspace(batch, num_heads, num_heads_kv, seqlen_q, seqlen_k) -> bytes, of delta
+// Bytes of delta.
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward_workspace(void*, const TVMFFIAny* args,
                                                                int32_t num_args,
                                                                TVMFFIAny* result) {
     using namespace flashgen;
-    Arguments in("backward_workspace", args, num_args, 5);
-    const int64_t batch = in.integer("batch");
-    const int64_t num_heads = in.integer("num_heads");
-    in.integer("num_heads_kv");
-    const int64_t seqlen_q = in.integer("seqlen_q");
+    Arguments in("backward_workspace", args, num_args, kWorkspaceArgs);
+    const WorkspaceSizes sizes = read_workspace_sizes(in);
     if (!in.ok()) return -1;
-    return_integer(result, delta_bytes<Acc>(batch, num_heads, seqlen_q));
+    return_integer(result, delta_bytes<Acc>(sizes));
     return 0;
 }

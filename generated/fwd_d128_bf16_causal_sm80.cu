@@ -315,8 +315,19 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                                            end.num_rows);
 }
 
-constexpr DLDataType kDataType = {kDLBfloat, 16, 1};
-constexpr AttentionTypes kTypes = {kDLCUDA, kDataType, kFloatType, kHeadDim, kHeadDimV, 0};
+constexpr AttentionTypes kTypes = {
+    kDLCUDA,
+    {kDLBfloat, 16, 1},  // q, k, v, out and their gradients
+    {kDLFloat, 32, 1},  // lse
+    kHeadDim,
+    kHeadDimV,
+    0,  // random bits of an element
+    false,  // varlen
+    Sink::kNone,
+};
+
+// ---- Arguments of the program, after those of every variant ----
+constexpr int kNumProgramArgs = 0;  // captures, params
 
 constexpr auto kKernel = &fwd_d128_bf16_causal_sm80;
 
@@ -358,7 +369,7 @@ bool launch(Arguments& in, const AttentionArgs& a) {
 
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward(void*, const TVMFFIAny* args, int32_t num_args,
                                                     TVMFFIAny*) {
-    Arguments in("forward", args, num_args, kForwardArgs);
+    Arguments in("forward", args, num_args, forward_args(kTypes) + kNumProgramArgs);
     AttentionArgs a = {};
     return read_forward(in, a, kTypes) && launch(in, a) ? 0 : -1;
 }

@@ -33,7 +33,9 @@ constexpr AttentionTypes kTypes = {
     {kDLFloat, 32, 1},  // lse
     kHeadDim,
     kHeadDimV,
-    kDropoutBits,
+    0,  // random bits of an element
+    false,  // varlen
+    Sink::kNone,
 };
 
 using Panel = BasicPanel<Acc, kVectorBytes, kBlockRows, kBlockVecs>;
@@ -65,6 +67,9 @@ FLASHGEN_HOOK Range full_keys(int q_begin, int q_end, int q_len, int kv_len) {
     const int end = kv_len;
     return {begin, max(begin, end)};
 }
+
+// ---- Arguments of the program, after those of every variant ----
+constexpr int kNumProgramArgs = 0;  // captures, params
 
 // ---- Kernel: queries on lanes, so scores are S^T and the output is O^T until it is stored ----
 struct alignas(64) Scratch {
@@ -153,11 +158,10 @@ void forward(const AttentionArgs& a, const PerThread<Scratch>& scratch, int thre
 }  // namespace
 }  // namespace flashgen
 
-// forward(out, lse, q, k, v, rng_state, softmax_scale, dropout_threshold)
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward(void*, const TVMFFIAny* args, int32_t num_args,
                                                     TVMFFIAny*) {
     using namespace flashgen;
-    Arguments in("forward", args, num_args, 8);
+    Arguments in("forward", args, num_args, forward_args(kTypes) + kNumProgramArgs);
     AttentionArgs a = {};
     if (!read_forward(in, a, kTypes)) return -1;
     const int threads = thread_count(a.batch * a.num_heads * ceil_div(a.seqlen_q, kTileM));

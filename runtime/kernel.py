@@ -240,10 +240,12 @@ class Kernel:
         if out.numel() == 0 or k.shape[1] == 0:
             return out.zero_(), lse.fill_(-math.inf)
         compiled = self._compiled(q.device, "forward")
+        sizes = (batch, num_heads, k.shape[2], seqlen_q, k.shape[1])
+        workspace = _empty((compiled.workspace(*sizes),), torch.uint8, q.device)
         q, softmax_scale, _ = arguments.positive_scale(q, softmax_scale)
         tensors = [arguments.usable(tensor) for tensor in (q, k, v)]
         scalars = (softmax_scale, dropout_threshold)
-        _launch(compiled, q.device, out, lse, *tensors, rng_state, *scalars)
+        _launch(compiled, q.device, out, lse, *tensors, rng_state, workspace, *scalars)
         return out, lse
 
     def run_backward(

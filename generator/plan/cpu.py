@@ -19,10 +19,10 @@ _ISA_VECTOR_BYTES = {"x86-64-v3": 32, "x86-64-v4": 64, "native": 32}
 _ISA_REGISTERS = {32: 16, 64: 32}  # vector registers by vector bytes; Intel SDM vol. 1, 14.1, 15.2
 
 _ELEMENT = {
-    "fp16": ("Float16", 2, "{kDLFloat, 16, 1}"),
-    "bf16": ("Bfloat16", 2, "{kDLBfloat, 16, 1}"),
-    "fp32": ("float", 4, "{kDLFloat, 32, 1}"),
-    "fp64": ("double", 8, "{kDLFloat, 64, 1}"),
+    "fp16": ("Float16", 2),
+    "bf16": ("Bfloat16", 2),
+    "fp32": ("float", 4),
+    "fp64": ("double", 8),
 }
 _CANDIDATE_TILES = ((96, 64), (48, 64), (192, 64), (96, 96), (96, 128), (192, 128))
 
@@ -81,16 +81,6 @@ class CpuPlan(KernelPlan):
     def accumulator_bytes(self) -> int:
         """Size of the accumulator's type."""
         return _ELEMENT[self.accumulator_dtype][1]
-
-    @property
-    def dlpack_element(self) -> str:
-        """DLDataType of the elements, as a C++ initialiser."""
-        return _ELEMENT[self.variant.dtype][2]
-
-    @property
-    def dlpack_accumulator(self) -> str:
-        """DLDataType of lse, as a C++ initialiser."""
-        return _ELEMENT[self.accumulator_dtype][2]
 
     @property
     def panel_width(self) -> int:

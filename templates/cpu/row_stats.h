@@ -10,8 +10,8 @@ namespace flashgen {
 
 // The workspace of a backward: delta, contiguous [batch, num_heads, seqlen_q], as lse is.
 template <typename Acc>
-inline int64_t delta_bytes(int64_t batch, int64_t num_heads, int64_t seqlen_q) {
-    return batch * num_heads * seqlen_q * static_cast<int64_t>(sizeof(Acc));
+inline int64_t delta_bytes(const WorkspaceSizes& sizes) {
+    return sizes.batch * sizes.num_heads * sizes.seqlen_q * static_cast<int64_t>(sizeof(Acc));
 }
 
 // Computes delta of `count` queries from `begin` into the workspace.

@@ -11,7 +11,52 @@
 #include <tvm/ffi/c_api.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
+#include "host/capture.h"
+
 namespace flashgen {
+
+// The DLPack dtype of a capture's elements.
+template <typename T>
+constexpr DLDataType dlpack_type();
+template <>
+constexpr DLDataType dlpack_type<bool>() {
+    return {kDLBool, 8, 1};
+}
+template <>
+constexpr DLDataType dlpack_type<int32_t>() {
+    return {kDLInt, 32, 1};
+}
+template <>
+constexpr DLDataType dlpack_type<int64_t>() {
+    return {kDLInt, 64, 1};
+}
+template <>
+constexpr DLDataType dlpack_type<CaptureFp16>() {
+    return {kDLFloat, 16, 1};
+}
+template <>
+constexpr DLDataType dlpack_type<CaptureBf16>() {
+    return {kDLBfloat, 16, 1};
+}
+template <>
+constexpr DLDataType dlpack_type<float>() {
+    return {kDLFloat, 32, 1};
+}
+template <>
+constexpr DLDataType dlpack_type<double>() {
+    return {kDLFloat, 64, 1};
+}
+
+// Boundaries of packed sequences: int32 or int64, as the caller has them.
+struct Boundaries {
+    const void* data;
+    bool wide;  // int64
+
+    FLASHGEN_HOST_DEVICE int64_t operator[](int64_t i) const {
+        return wide ? static_cast<const int64_t*>(data)[i]
+                    : int64_t{static_cast<const int32_t*>(data)[i]};
+    }
+};
 
 // A tensor argument: element (i, j, k, l) lies at data + i * strides[0] + j * strides[1] + ...
 struct Tensor {
@@ -42,44 +87,52 @@ class Arguments {
 
     // The next argument, a tensor of rank `ndim` whose last dimension is contiguous.
     Tensor tensor(const char* name, DLDataType dtype, int32_t ndim) {
-        const DLTensor* t = next_tensor(name);
+        const DLTensor* t = checked_tensor(name, dtype, ndim);
         Tensor out = {};
-        if (t == nullptr) {
-            if (ok_) fail("TypeError", "%s: %s: expected a tensor, got None", function_, name);
-            return out;
-        }
-        if (t->dtype.code != dtype.code || t->dtype.bits != dtype.bits || t->dtype.lanes != 1) {
-            fail("TypeError", "%s: %s: expected dtype (code %d, %d bits), got (code %d, %d bits)",
-                 function_, name, dtype.code, dtype.bits, t->dtype.code, t->dtype.bits);
-            return out;
-        }
-        if (t->ndim != ndim) {
-            fail("ValueError", "%s: %s: expected %d dimensions, got %d", function_, name, ndim,
-                 t->ndim);
-            return out;
-        }
-        if (have_device_ && (t->device.device_type != device_.device_type ||
-                             t->device.device_id != device_.device_id)) {
-            fail("ValueError", "%s: %s: expected device (%d, %d), got (%d, %d)", function_, name,
-                 device_.device_type, device_.device_id, t->device.device_type,
-                 t->device.device_id);
-            return out;
-        }
-        device_ = t->device;
-        have_device_ = true;
+        if (t == nullptr) return out;
         out.data = static_cast<char*>(t->data) + t->byte_offset;
         out.ndim = ndim;
-        int64_t packed = 1;  // strides may be absent: then the tensor is packed
-        for (int32_t i = ndim - 1; i >= 0; --i) {
-            out.shape[i] = t->shape[i];
-            out.strides[i] = t->strides != nullptr ? t->strides[i] : packed;
-            packed *= t->shape[i];
-        }
+        copy_layout(*t, out.shape, out.strides);
         if (out.shape[ndim - 1] > 1 && out.strides[ndim - 1] != 1) {
             fail("ValueError", "%s: %s: expected a contiguous last dimension, got stride %lld",
                  function_, name, static_cast<long long>(out.strides[ndim - 1]));
         }
         return out;
+    }
+
+    // The next argument, a tensor that a program reads: any strides.
+    template <typename T, int kRank>
+    Capture<T, kRank> capture(const char* name) {
+        const DLTensor* t = checked_tensor(name, dlpack_type<std::remove_const_t<T>>(), kRank);
+        Capture<T, kRank> out = {};
+        if (t == nullptr) return out;
+        out.data = reinterpret_cast<T*>(static_cast<char*>(t->data) + t->byte_offset);
+        copy_layout(*t, out.sizes, out.strides);
+        return out;
+    }
+
+    // The next argument, the gradient of `like`: contiguous, of the same sizes.
+    template <typename Acc, typename T, int kRank>
+    Acc* gradient(const char* name, const Capture<T, kRank>& like) {
+        const Capture<Acc, kRank> out = capture<Acc, kRank>(name);
+        int64_t packed = 1;
+        for (int i = kRank - 1; i >= 0 && ok_; --i) {
+            if (out.sizes[i] != like.sizes[i] || (out.sizes[i] > 1 && out.strides[i] != packed)) {
+                fail("ValueError", "%s: gradient of %s: expected a contiguous tensor of its shape",
+                     function_, name);
+            }
+            packed *= out.sizes[i];
+        }
+        return out.data;
+    }
+
+    // The next argument, an int32 or int64 tensor of rank 1; `count` is its size.
+    Boundaries boundaries(const char* name, int64_t* count) {
+        const bool wide = ok_ && dtype_bits(args_[next_]) == 64;
+        const DLDataType dtype = wide ? dlpack_type<int64_t>() : dlpack_type<int32_t>();
+        const Tensor t = tensor(name, dtype, 1);
+        *count = t.shape[0];
+        return {t.data, wide};
     }
 
     // The same, or a Tensor with ndim 0 where the argument is None.
@@ -130,17 +183,58 @@ class Arguments {
     const char* function() const { return function_; }
 
   private:
-    const DLTensor* next_tensor(const char* name) {
+    static const DLTensor* tensor_of(const TVMFFIAny& arg) {
+        if (arg.type_index == kTVMFFIDLTensorPtr) return static_cast<const DLTensor*>(arg.v_ptr);
+        if (arg.type_index != kTVMFFITensor) return nullptr;
+        // A tensor object is its header followed by the DLTensor.
+        return reinterpret_cast<const DLTensor*>(reinterpret_cast<const char*>(arg.v_obj) +
+                                                 sizeof(TVMFFIObject));
+    }
+
+    static int dtype_bits(const TVMFFIAny& arg) {
+        const DLTensor* t = tensor_of(arg);
+        return t == nullptr ? 0 : t->dtype.bits;
+    }
+
+    // The next argument, a tensor of that dtype and rank on the device of the others.
+    const DLTensor* checked_tensor(const char* name, DLDataType dtype, int32_t ndim) {
         if (!ok_) return nullptr;
         const TVMFFIAny& arg = args_[next_++];
-        if (arg.type_index == kTVMFFIDLTensorPtr) return static_cast<const DLTensor*>(arg.v_ptr);
-        if (arg.type_index == kTVMFFITensor) {
-            // A tensor object is its header followed by the DLTensor.
-            return reinterpret_cast<const DLTensor*>(reinterpret_cast<const char*>(arg.v_obj) +
-                                                     sizeof(TVMFFIObject));
+        const DLTensor* t = tensor_of(arg);
+        if (t == nullptr) {
+            fail("TypeError", "%s: %s: expected a tensor%s", function_, name,
+                 arg.type_index == kTVMFFINone ? ", got None" : "");
+            return nullptr;
         }
-        fail("TypeError", "%s: %s: expected a tensor", function_, name);
-        return nullptr;
+        if (t->dtype.code != dtype.code || t->dtype.bits != dtype.bits || t->dtype.lanes != 1) {
+            fail("TypeError", "%s: %s: expected dtype (code %d, %d bits), got (code %d, %d bits)",
+                 function_, name, dtype.code, dtype.bits, t->dtype.code, t->dtype.bits);
+            return nullptr;
+        }
+        if (t->ndim != ndim) {
+            fail("ValueError", "%s: %s: expected %d dimensions, got %d", function_, name, ndim,
+                 t->ndim);
+            return nullptr;
+        }
+        if (have_device_ && (t->device.device_type != device_.device_type ||
+                             t->device.device_id != device_.device_id)) {
+            fail("ValueError", "%s: %s: expected device (%d, %d), got (%d, %d)", function_, name,
+                 device_.device_type, device_.device_id, t->device.device_type,
+                 t->device.device_id);
+            return nullptr;
+        }
+        device_ = t->device;
+        have_device_ = true;
+        return t;
+    }
+
+    static void copy_layout(const DLTensor& t, int64_t* shape, int64_t* strides) {
+        int64_t packed = 1;  // strides may be absent: then the tensor is packed
+        for (int32_t i = t.ndim - 1; i >= 0; --i) {
+            shape[i] = t.shape[i];
+            strides[i] = t.strides != nullptr ? t.strides[i] : packed;
+            packed *= t.shape[i];
+        }
     }
 
     const char* function_;

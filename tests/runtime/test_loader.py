@@ -29,7 +29,8 @@ def test_a_missing_pass_is_built_with_one_line_and_runs(cache, compiler, request
     assert compiled.workspace(2, 4, 2, 100, 200) >= 0
     q, k, v = torch.randn(3, 1, 5, 2, 8).unbind()
     out, lse = torch.empty(1, 5, 2, 8), torch.empty(1, 2, 5)
-    compiled.function(out, lse, q, k, v, None, 0.25, 0)
+    workspace = torch.empty(0, dtype=torch.uint8)
+    compiled.function(out, lse, q, k, v, None, workspace, 0.25, 0)
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * 0.25
     torch.testing.assert_close(out, torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v))
     torch.testing.assert_close(lse, scores.logsumexp(-1))
