@@ -246,11 +246,12 @@ def test_a_device_that_does_not_exist_is_the_calls_error(load, inputs, claim_dev
     expected, lse, _ = kernel.forward(q, k, v)
     out = torch.full_like(expected, float("nan"))
     function = kernel._compiled(q.device, "forward").function
-    elsewhere = [claim_device(t, 2, 99) for t in (out, lse, q, k, v)]
+    workspace = torch.empty(0, dtype=torch.uint8, device=q.device)
+    *elsewhere, there = [claim_device(t, 2, 99) for t in (out, lse, q, k, v, workspace)]
     with pytest.raises(RuntimeError, match="forward: device of the tensors: invalid device"):
-        function(*elsewhere, None, 0.125, 0)
+        function(*elsewhere, None, there, 0.125, 0)
     assert out.isnan().all()
-    function(out, lse, q, k, v, None, 0.125, 0)  # finds nothing of that error
+    function(out, lse, q, k, v, None, workspace, 0.125, 0)  # finds nothing of that error
     assert torch.equal(out, expected)
 
 

@@ -56,13 +56,14 @@ def test_a_gpu_pass_refuses_tensors_of_the_cpu(cache, artifact, claim_device):
     compiled = load_pass(request_for(), cache=cache, build_missing=False)
     tensors = [*torch.zeros(4, 1, 5, 2, 64).half().unbind()]
     tensors.insert(1, torch.zeros(1, 2, 5))
+    tensors.append(torch.empty(0, dtype=torch.uint8))  # the workspace
     message = r"expected tensors on a CUDA device \(DLPack device type 2\), got type 1"
     with pytest.raises(ValueError, match=message):
-        compiled.function(*tensors, None, 0.25, 0)
+        compiled.function(*tensors[:-1], None, tensors[-1], 0.25, 0)
     if not torch.cuda.is_available():
         on_gpu = [claim_device(tensor, 2) for tensor in tensors]
         with pytest.raises(RuntimeError, match=r"forward: current device: .*\(cudaError"):
-            compiled.function(*on_gpu, None, 0.25, 0)
+            compiled.function(*on_gpu[:-1], None, on_gpu[-1], 0.25, 0)
 
 
 def test_a_warm_load_is_quick_and_starts_no_process(cache, artifact, monkeypatch):
