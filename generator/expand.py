@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from .variant import Variant
 
@@ -12,41 +14,45 @@ MAX_VARIANTS = 4096  # a matrix over this is a mistake: it would build for days
 
 
 @dataclass(frozen=True, slots=True)
-class Axes:
-    """The values of each field that may be a list, in the order written."""
+class Axis:
+    """The values of one field that may be a list, in the order written.
 
-    head_dims: tuple[tuple[int, int], ...]  # (qk, v)
-    dtypes: tuple[str, ...]
-    causal: tuple[bool, ...]
-    dropout_bits: tuple[int, ...]
-    deterministic: tuple[bool, ...]
+    Attributes:
+        field: of the spec.
+        sets: the fields of a variant that it sets.
+        values: for each point, the values of ``sets``.
+    """
 
-    @property
-    def size(self) -> int:
-        """How many variants the product has."""
-        return math.prod(
-            len(axis)
-            for axis in (
-                self.head_dims,
-                self.dtypes,
-                self.causal,
-                self.dropout_bits,
-                self.deterministic,
-            )
-        )
+    field: str
+    sets: tuple[str, ...]
+    values: tuple[tuple[Any, ...], ...]
 
 
-def expand(axes: Axes) -> tuple[Variant, ...]:
+def size_of(axes: Sequence[Axis]) -> int:
+    """How many variants the product has."""
+    return math.prod(len(axis.values) for axis in axes)
+
+
+def expand(axes: Sequence[Axis], base: Variant) -> tuple[Variant, ...]:
     """Every point of the matrix, the last axis varying fastest.
 
+    Args:
+        axes: no two of which set one field.
+        base: gives the fields that no axis sets.
+
     Raises:
-        ValueError: over MAX_VARIANTS points; a caller checks ``axes.size`` to say where.
+        ValueError: over MAX_VARIANTS points; a caller checks `size_of` to say where.
     """
-    if axes.size > MAX_VARIANTS:
-        raise ValueError(f"{axes.size} variants, at most {MAX_VARIANTS}")
-    points = itertools.product(
-        axes.head_dims, axes.dtypes, axes.causal, axes.dropout_bits, axes.deterministic
-    )
+    if size_of(axes) > MAX_VARIANTS:
+        raise ValueError(f"{size_of(axes)} variants, at most {MAX_VARIANTS}")
     return tuple(
-        Variant(qk, v, dtype, causal, bits, det) for (qk, v), dtype, causal, bits, det in points
+        replace(
+            base,
+            **{
+                name: value
+                for axis, values in zip(axes, point, strict=True)
+                for name, value in zip(axis.sets, values, strict=True)
+            },
+        )
+        for point in itertools.product(*(axis.values for axis in axes))
     )

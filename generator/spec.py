@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
+
+from msgspec import UNSET
 
 from .arch import parse_target
+from .body_source import read_body
 from .convert import convert
 from .errors import SpecError, TargetError
-from .expand import MAX_VARIANTS, Axes, expand
+from .expand import expand
+from .matrix import axes_of, check_no_repeats
 from .pins import Pin, read_pins
-from .spec_fields import (
-    Dropout,
-    DropoutBits,
-    Dtype,
-    HeadDim,
-    HeadDims,
-    PassName,
-    SpecFields,
-)
-from .variant import GPU_DTYPES, PASSES, Variant, parse_key
+from .sense import check_sense
+from .spec_fields import PassName, SinkFields, SpecFields
+from .variant import MAX_HEAD_DIM, PASSES, Variant, parse_key
 from .yaml_source import Document, read_documents
 
 T = TypeVar("T")
@@ -96,7 +93,7 @@ def _spec(document: Document, default_name: str) -> Spec:
     fields = convert(document)
     variants = _variants(document, fields)
     arch = _arch(document, fields)
-    _check_dtypes(document, fields, arch)
+    check_sense(document, fields, variants, arch)
     passes: tuple[PassName, ...] = _listed(fields.passes)
     return Spec(
         name=_name(document, fields.name or default_name, variants),
@@ -110,47 +107,25 @@ def _spec(document: Document, default_name: str) -> Spec:
 
 
 def _variants(document: Document, fields: SpecFields) -> tuple[Variant, ...]:
-    head_dims: tuple[HeadDim, ...] = _listed(fields.head_dim)
-    dtypes: tuple[Dtype, ...] = _listed(fields.dtype)
-    dropout: tuple[Dropout, ...] = _listed(fields.dropout)
-    axes = Axes(
-        head_dims=tuple((d.qk, d.v) if isinstance(d, HeadDims) else (d, d) for d in head_dims),
-        dtypes=dtypes,
-        causal=_listed(fields.causal),
-        dropout_bits=tuple(d.bits if isinstance(d, DropoutBits) else 8 * d for d in dropout),
-        deterministic=_listed(fields.deterministic),
+    axes = axes_of(document, fields)
+    sink: Literal["", "learned", "fixed"] = ""
+    if fields.sink is not False:
+        learned = fields.sink is True or (isinstance(fields.sink, SinkFields) and fields.sink.grad)
+        sink = "learned" if learned else "fixed"
+    blocks = fields.block_mask
+    base = Variant(
+        head_dim=MAX_HEAD_DIM,
+        head_dim_v=MAX_HEAD_DIM,
+        dtype="bf16",
+        sink=sink,
+        block_mask=None if blocks is UNSET else (blocks.q, blocks.kv),
+        body=read_body(document, fields),
     )
-    if axes.size > MAX_VARIANTS:
-        raise document.error(
-            document.mark,
-            f"expected a matrix of at most {MAX_VARIANTS} variants, got {axes.size}. Shorten its "
-            "lists: a key that no spec lists, such as d80-bf16-causal, loads all the same.",
-        )
-    for field, values in (
-        ("head_dim", axes.head_dims),
-        ("dtype", axes.dtypes),
-        ("causal", axes.causal),
-        ("dropout", axes.dropout_bits),
-        ("deterministic", axes.deterministic),
-    ):
-        _check_no_repeats(document, field, values)
-    return expand(axes)
+    return expand(axes, base)
 
 
 def _listed(value: T | list[T]) -> tuple[T, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
-
-
-def _check_no_repeats(document: Document, field: str, values: Sequence[object]) -> None:
-    first: dict[object, int] = {}
-    for index, value in enumerate(values):
-        if value in first:
-            raise document.error(
-                document.value_mark((field, index)),
-                f"{field}[{index}]: expected a value of its own, got what "
-                f"{field}[{first[value]}] means already. Remove one.",
-            )
-        first[value] = index
 
 
 def _arch(document: Document, fields: SpecFields) -> tuple[str, ...]:
@@ -159,7 +134,7 @@ def _arch(document: Document, fields: SpecFields) -> tuple[str, ...]:
     for index in range(len(_listed(fields.arch))):
         path = ("arch", index) if several else ("arch",)
         names.append(_target_name(document, path))
-    _check_no_repeats(document, "arch", names)
+    check_no_repeats(document, "arch", names)
     return tuple(names)
 
 
@@ -171,20 +146,6 @@ def _target_name(document: Document, path: tuple[str | int, ...]) -> str:
     except TargetError as error:
         message = str(error).removeprefix("target: ")
         raise document.error(document.value_mark(path), f"arch: {message}") from None
-
-
-def _check_dtypes(document: Document, fields: SpecFields, arch: tuple[str, ...]) -> None:
-    if not arch or "cpu" in arch:
-        return
-    several = isinstance(fields.dtype, list)
-    dtypes: tuple[Dtype, ...] = _listed(fields.dtype)
-    for index, dtype in enumerate(dtypes):
-        if dtype not in GPU_DTYPES:
-            raise document.error(
-                document.value_mark(("dtype", index) if several else ("dtype",)),
-                f"dtype: expected one of {', '.join(GPU_DTYPES)} for {', '.join(arch)}, "
-                f"got {dtype}, which runs on cpu only. Add cpu to arch, or change the dtype.",
-            )
 
 
 def _name(document: Document, name: str, variants: tuple[Variant, ...]) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from decimal import Decimal
+from typing import Any, Literal
 
 from .body import Body
+from .canonical import HASH_CHARS, body_hash
 from .errors import SpecError
 
 DTYPES = ("fp16", "bf16", "fp32", "fp64")
@@ -17,7 +20,9 @@ PASSES = ("forward", "backward")
 PASS_PREFIX = {"forward": "fwd", "backward": "bwd"}
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 8
-
+MAX_WINDOW = 2**30 - 1  # a bound; 2^30 is what a call passes for none
+MIN_SOFTCAP, MAX_SOFTCAP = 0.001, 1e6
+BLOCK_STEP, MAX_BLOCK = 16, 4096
 
 SPELLINGS = {
     **dict.fromkeys(("float16", "half", "f16"), "fp16"),
@@ -27,8 +32,6 @@ SPELLINGS = {
     "deterministic": "det",
 }
 """Other systems' words for ours: never accepted, but a message then names the right one."""
-
-_MARKS = ("causal", "dropout", "dropout16", "det")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +97,112 @@ class Variant:
         size = f"d{self.head_dim}"
         if self.head_dim_v != self.head_dim:
             size += f"v{self.head_dim_v}"
-        parts = [size, self.dtype]
-        if self.causal:
-            parts.append("causal")
-        if self.dropout:
-            parts.append("dropout" if self.dropout_bits == 8 else f"dropout{self.dropout_bits}")
-        if self.deterministic:
-            parts.append("det")
-        return "-".join(parts)
+        marks = (mark.text(getattr(self, mark.field)) for mark in _MARKS)
+        body = () if self.body is None else (body_hash(self.body),)
+        return "-".join((size, self.dtype, *filter(None, marks), *body))
 
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """One optional part of a key: how a field of the variant is written and read.
+
+    Attributes:
+        field: of the variant.
+        text: the part for a value; "" for the field's default.
+        pattern: what the part looks like.
+        value: the field's value, of the pattern's match.
+        words: the parts that are plain words, to correct slips by.
+    """
+
+    field: str
+    text: Callable[[Any], str]
+    pattern: str
+    value: Callable[[re.Match[str]], Any]
+    words: tuple[str, ...] = ()
+
+
+def _chosen(field: str, words: dict[Any, str]) -> _Mark:
+    """A mark that is one of a few words, one for each value but the default."""
+    values = {word: value for value, word in words.items()}
+    return _Mark(
+        field,
+        lambda value: words.get(value, ""),
+        "|".join(values),
+        lambda match: values[match[0]],
+        tuple(values),
+    )
+
+
+def _window_text(window: Window | None) -> str:
+    if window is None or window.runtime:
+        return "" if window is None else "windowrt"
+    left, right = ("inf" if b is None else str(b) for b in (window.left, window.right))
+    return f"window{left}x{right}"
+
+
+def _window_value(match: re.Match[str]) -> Window:
+    if match[0] == "windowrt":
+        return Window(runtime=True)
+    left, right = (None if b == "inf" else int(b) for b in match[0][len("window") :].split("x"))
+    return Window(left, right)
+
+
+def _softcap_text(softcap: float | str | None) -> str:
+    if softcap is None or isinstance(softcap, str):
+        return "" if softcap is None else "softcaprt"
+    digits = format(Decimal(repr(float(softcap))), "f")  # the shortest, without an exponent
+    return f"softcap{digits.removesuffix('.0')}"
+
+
+def _softcap_value(match: re.Match[str]) -> float | str:
+    return "runtime" if match[0] == "softcaprt" else float(match[0][len("softcap") :])
+
+
+def _block_value(match: re.Match[str]) -> tuple[int, ...]:
+    return tuple(int(size) for size in match[0][len("blockmask") :].split("x"))
+
+
+_MARKS = (
+    _chosen("layout", {"varlen": "varlen"}),
+    _chosen("causal", {True: "causal", "top_left": "causaltl"}),
+    _Mark(
+        "window",
+        _window_text,
+        "window(?:rt|(?:inf|[0-9]{1,10})x(?:inf|[0-9]{1,10}))",
+        _window_value,
+        ("windowrt",),
+    ),
+    _Mark(
+        "softcap",
+        _softcap_text,
+        r"softcap(?:rt|[0-9]{1,20}(?:\.[0-9]{1,30})?)",
+        _softcap_value,
+        ("softcaprt",),
+    ),
+    _chosen("alibi", {True: "alibi"}),
+    _chosen("sink", {"learned": "sink", "fixed": "sinkfixed"}),
+    _Mark(
+        "block_mask",
+        lambda sizes: "" if sizes is None else f"blockmask{sizes[0]}x{sizes[1]}",
+        "blockmask[0-9]{1,5}x[0-9]{1,5}",
+        _block_value,
+    ),
+    _chosen("dropout_bits", {8: "dropout", 16: "dropout16"}),
+    _chosen("deterministic", {True: "det"}),
+)
+"""The parts of a key behind size and dtype, in their order."""
 
 _KEY = re.compile(
-    r"d(?P<qk>[0-9]+)(?:v(?P<v>[0-9]+))?-(?P<dtype>[a-z0-9]+)(?P<causal>-causal)?"
-    r"(?P<dropout>-dropout(?P<bits>16)?)?(?P<det>-det)?"
+    r"d(?P<qk>[0-9]+)(?:v(?P<v>[0-9]+))?-(?P<dtype>[a-z0-9]+)"
+    + "".join(f"(?:-(?P<{mark.field}>{mark.pattern}))?" for mark in _MARKS)
+    + f"(?:-(?P<body>[0-9a-f]{{{HASH_CHARS}}}))?"
 )
-MAX_KEY_CHARS = 100
+_WORDS = tuple(word for mark in _MARKS for word in mark.words)
+MAX_KEY_CHARS = 160
 _KEY_FORM = (
-    "a key such as d128-bf16-causal or d128v64-fp16-causal-dropout-det "
-    "(in this order: dNN or dNNvNN, dtype, causal, dropout or dropout16, det)"
+    "a key such as d128-bf16-causal or d128v64-fp16-causal-dropout-det (in this order: dNN or "
+    "dNNvNN, dtype, varlen, causal or causaltl, window4096x0 or windowrt, softcap50 or softcaprt, "
+    "alibi, sink or sinkfixed, blockmask128x128, dropout or dropout16, det)"
 )
 
 
@@ -119,10 +210,11 @@ def parse_key(key: str) -> Variant:
     """The variant that a key of presets names; ``parse_key(v.key) == v`` for each of them.
 
     Only the canonical spelling is a key, so that one variant has one name in caches and logs.
+    A key that ends in the hash of a body can't be parsed: the catalogue finds it.
 
     Raises:
-        SpecError: when ``key`` is not of the form of a key, names an illegal size or dtype, or is
-            not the canonical spelling, which the message then gives.
+        SpecError: when ``key`` is not of the form of a key, names an illegal size or dtype, ends
+            in a hash, or is not the canonical spelling, which the message then gives.
     """
     if len(key) > MAX_KEY_CHARS:
         raise SpecError(f"{key[:20]}...: expected {_KEY_FORM}, got {len(key)} characters.")
@@ -137,17 +229,51 @@ def parse_key(key: str) -> Variant:
         raise SpecError(
             f"{key}: dtype: expected one of {', '.join(DTYPES)}, got {match['dtype']!r}.{hint}"
         )
-    sizes = match["qk"], match["v"] or match["qk"]
-    head_dim, head_dim_v = (int(size) for size in sizes)
-    for size in (head_dim, head_dim_v):
-        check_head_dim(size, where=key)
-    bits = 0 if not match["dropout"] else int(match["bits"] or 8)
-    variant = Variant(
-        head_dim, head_dim_v, match["dtype"], bool(match["causal"]), bits, bool(match["det"])
-    )
+    variant = _variant(match)
+    _check_limits(variant, where=key)
+    if match["body"]:
+        raise SpecError(
+            f"{key}: expected a key of presets or one that a spec lists, got one whose score and "
+            f"mask ({match['body']}) no spec at hand has. Add the spec's folder by --specs or "
+            "FLASHGEN_SPECS, or load the spec's file."
+        )
     if variant.key != key:
         raise SpecError(f"{key}: expected the key {variant.key!r}, got {key!r}. Write it so.")
     return variant
+
+
+def _variant(match: re.Match[str]) -> Variant:
+    """The variant of a match of _KEY, whatever its limits."""
+    found: dict[str, Any] = {}
+    for mark in _MARKS:
+        part = re.fullmatch(mark.pattern, match[mark.field] or "")
+        if part:
+            found[mark.field] = mark.value(part)
+    head_dim, head_dim_v = (int(size) for size in (match["qk"], match["v"] or match["qk"]))
+    return Variant(head_dim, head_dim_v, match["dtype"], **found)
+
+
+def _check_limits(variant: Variant, where: str) -> None:
+    for size in (variant.head_dim, variant.head_dim_v):
+        check_head_dim(size, where)
+    if (window := variant.window) is not None and not window.runtime:
+        bounds = [b for b in (window.left, window.right) if b is not None]
+        if not bounds or max(bounds) > MAX_WINDOW:
+            raise SpecError(
+                f"{where}: window: expected a bound up to {MAX_WINDOW}, got "
+                f"{_window_text(window)}. Leave out a window without bounds."
+            )
+    if isinstance(variant.softcap, float) and not MIN_SOFTCAP <= variant.softcap <= MAX_SOFTCAP:
+        raise SpecError(
+            f"{where}: softcap: expected a number from {MIN_SOFTCAP} to {MAX_SOFTCAP:.0f}, got "
+            f"{variant.softcap:g}. Leave out a cap that never binds."
+        )
+    for size in variant.block_mask or ():
+        if size % BLOCK_STEP or not BLOCK_STEP <= size <= MAX_BLOCK:
+            raise SpecError(
+                f"{where}: block_mask: expected multiples of {BLOCK_STEP} from {BLOCK_STEP} to "
+                f"{MAX_BLOCK}, got {size}. Use 128x128."
+            )
 
 
 def canonical_key(text: str) -> str:
@@ -156,23 +282,37 @@ def canonical_key(text: str) -> str:
     ``D128_casual_bfloat16`` gives ``d128-bf16-causal``.
     """
     size = ""
-    words: set[str] = set()
+    dtypes: set[str] = set()
+    found: dict[str, Any] = {}
     for part in re.split(r"[-_\s,]+", text.strip().lower()):
         if not size and re.fullmatch(r"d[0-9]{1,3}(v[0-9]{1,3})?", part):
             size = part
             continue
-        word = SPELLINGS.get(part, part)
-        near = difflib.get_close_matches(word, (*DTYPES, *_MARKS), n=1, cutoff=0.7)
-        if not near:
+        marked = _marked(part)
+        near = difflib.get_close_matches(
+            SPELLINGS.get(part, part), (*DTYPES, *_WORDS), n=1, cutoff=0.7
+        )
+        if not marked and near:
+            dtypes.update(near[:1] if near[0] in DTYPES else ())
+            marked = _marked(near[0])
+            if not marked:
+                continue
+        if not marked:
             return ""
-        words.add(near[0])
-    dtypes = words.intersection(DTYPES)
+        found |= marked
     if not size or len(dtypes) != 1:
         return ""
     head_dim, _, head_dim_v = size[1:].partition("v")
-    bits = 16 if "dropout16" in words else 8 * ("dropout" in words)
     qk, v = int(head_dim), int(head_dim_v or head_dim)
-    return Variant(qk, v, dtypes.pop(), "causal" in words, bits, "det" in words).key
+    return Variant(qk, v, dtypes.pop(), **found).key
+
+
+def _marked(part: str) -> dict[str, Any]:
+    """The field that one part of a key sets, and its value; empty if it sets none."""
+    for mark in _MARKS:
+        if match := re.fullmatch(mark.pattern, part):
+            return {mark.field: mark.value(match)}
+    return {}
 
 
 def check_head_dim(size: int, where: str) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias
 
 import yaml
 
 from .errors import SpecError
+from .yaml_places import character_offsets, lines_of, offset_of, place_of, underlined
 
 MAX_TEXT_CHARS = 1 << 20
 MAX_NODES = 20_000  # per file, aliases expanded
@@ -51,6 +52,7 @@ class _Node:
     text: str | None = None  # of a scalar, as written
     items: tuple[_Node, ...] | None = None
     entries: tuple[_Entry, ...] | None = None
+    source: Mark | None = None  # of an alias: where its value was written
 
     def plain(self) -> Any:
         if self.entries is not None:
@@ -66,6 +68,7 @@ class Document:
 
     file: str
     root: _Node
+    text: str = ""
 
     @property
     def mark(self) -> Mark:
@@ -80,7 +83,7 @@ class Document:
         """A top-level list's elements as documents of their own; None for another value."""
         if self.root.items is None:
             return None
-        return tuple(Document(self.file, item) for item in self.root.items)
+        return tuple(Document(self.file, item, self.text) for item in self.root.items)
 
     def value_mark(self, path: Path) -> Mark:
         """Where the value at ``path`` starts; of the nearest enclosing value if it is absent."""
@@ -114,6 +117,30 @@ class Document:
         if node.scalar is None:
             return "nothing" if not node.text else node.text
         return repr(_shortened(node.text)) if isinstance(node.scalar, str) else str(node.text)
+
+    def scalar_text(self, path: Path) -> str:
+        """The scalar at ``path`` as text, whatever type YAML takes it for; "" for no scalar."""
+        node = self._node_at(path)
+        return node.text or "" if node is not None else ""
+
+    def error_in(self, path: Path, start: int, end: int, message: str) -> SpecError:
+        """A SpecError at characters of the scalar at ``path``, with its line and a caret.
+
+        Args:
+            path: of the scalar.
+            start: index of the first character in its value.
+            end: index past the last.
+            message: what is wrong.
+        """
+        *_, node = self._walk(path)
+        mark = node.source or node.mark
+        begin = offset_of(self.text, mark.line, mark.column)
+        offsets = character_offsets(self.text, begin, node.text or "")
+        line, column = place_of(self.text, offsets[min(start, len(offsets) - 1)])
+        last_line, last = place_of(self.text, offsets[min(end, len(offsets)) - 1])
+        width = last - column + 1 if last_line == line else 1
+        shown = underlined(lines_of(self.text)[line - 1], column, width)
+        return self.error(Mark(line, column), f"{message}\n{shown}")
 
     def error(self, mark: Mark, message: str) -> SpecError:
         """A SpecError whose message starts with ``file:line:column``."""
@@ -169,7 +196,7 @@ def read_documents(text: str, file: str) -> tuple[Document, ...]:
         raise _syntax_error(error, text, file) from None
     except yaml.YAMLError as error:
         raise SpecError(f"{file}:1:1: expected YAML, got {_one_line(str(error))}.") from None
-    return tuple(Document(file, node) for node in nodes if not _is_empty(node))
+    return tuple(Document(file, node, text) for node in nodes if not _is_empty(node))
 
 
 def _is_empty(node: _Node) -> bool:
@@ -242,7 +269,7 @@ class _Composer:
         if node is None:
             self._fail(mark, f"*{event.anchor} stands inside its own anchor. Write it out.")
         self._counted(node.size, mark)
-        return _Node(mark, node.size, node.scalar, node.text, node.items, node.entries)
+        return replace(node, mark=mark, source=node.source or node.mark)
 
     def _counted(self, nodes: int, mark: Mark) -> None:
         self._count += nodes

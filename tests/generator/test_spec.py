@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flashgen.generator.errors import SpecError
 from flashgen.generator.expand import MAX_VARIANTS
 from flashgen.generator.spec import load_specs
-from flashgen.generator.spec_fields import EXPECTED, FUTURE_FIELDS, SpecFields
+from flashgen.generator.spec_fields import EXPECTED, SpecFields
 from flashgen.generator.variant import Variant
 
 BASE = "head_dim: 64\ndtype: bf16\n"
@@ -168,7 +168,7 @@ REFUSED = [
     ("head_dim: 64\ndtype: [bf16, torch.half]", "2:15", "Did you mean 'fp16'?"),
     (BASE + "causal: yes", "3:9", "got 'yes'. Write true."),
     (BASE + "causal: Off", "3:9", "got 'Off'. Write false."),
-    (BASE + "causal: 1", "3:9", "expected true, false, or a list of these, got 1."),
+    (BASE + "causal: 1", "3:9", "expected true, false, top_left, or a list of these, got 1."),
     (BASE + "deterministic: 'true'", "3:16", "Write it without quotes."),
     (BASE + "dropout: {bits: 9}", "3:17", "dropout.bits: expected 8 or 16, got 9."),
     (BASE + "dropout: 0.1", "3:10", "expected true, false, {bits: 8}"),
@@ -224,14 +224,6 @@ def test_refusals_say_where_what_and_what_to_do(text, place, says):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("field", FUTURE_FIELDS)
-def test_fields_to_come_are_refused_by_name(field):
-    with pytest.raises(SpecError) as caught:
-        one(f"{BASE}{field}: true")
-    assert str(caught.value).startswith(f"specs/x.yaml:3:1: {field}: not supported yet")
-    assert "Allowed fields: name, head_dim, dtype" in str(caught.value)
-
-
 def test_a_huge_matrix_is_refused_with_a_way_out():
     sizes = ", ".join(f"{{qk: {qk}, v: {v}}}" for qk in range(8, 257, 8) for v in range(8, 257, 8))
     text = f"head_dim: [{sizes}]\ndtype: [fp16, bf16]\ncausal: [true, false]\n"
@@ -276,4 +268,3 @@ def test_any_mix_gives_specs_or_a_spec_error(text):
 
 def test_each_field_has_words_for_what_it_takes():
     assert set(EXPECTED) == set(SpecFields.__struct_fields__)
-    assert not set(FUTURE_FIELDS) & set(SpecFields.__struct_fields__)
