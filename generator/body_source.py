@@ -68,8 +68,11 @@ def _unless(parsed: Parsed | None, neutral: Expr) -> Expr | None:
 
 
 def _parsed(document: Document, path: Path, scope: Scope, want: Type | None) -> Parsed:
+    value = document.value_at(path)
+    # YAML's true is Python's True
+    text = str(value) if isinstance(value, bool) else document.scalar_text(path)
     try:
-        return parse_expression(document.scalar_text(path), scope, want)
+        return parse_expression(text, scope, want)
     except ExpressionError as error:
         where = ".".join(map(str, path))
         message = f"{where}: {error.message}"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from .body import CAPTURE_DTYPES
+from .body import AXES, CAPTURE_DTYPES
 from .errors import SpecError
 from .expression.names import check_name
 from .spec_fields import (
@@ -188,6 +188,8 @@ def _wrong(document: Document, path: Path) -> SpecError:
     expected = EXPECTED_BELOW[field, str(below[0])] if below else EXPECTED[field]
     if field == "tuning" and len(path) > 3:
         expected = "an integer, true, false or a word"
+    if path[2:3] == ("dims",) and len(path) == 4:
+        expected = f"a positive integer, a param or one of {', '.join(AXES)}"
     if field in _MAPPINGS and len(path) == 2:
         expected = _EXPECTED_VALUE[field]
     remedy = _remedy(document, path, field)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 from .errors import SpecError
 from .yaml_source import Document, Path
 
-EXPRESSION_FIELDS = ("mask", "score")
 _PAIRS = (("(", ")"), ("[", "]"))
 
 
@@ -30,8 +31,8 @@ def split_expression(document: Document, path: Path, key: str) -> SpecError | No
     if not before:
         return None
     owner = before[-1]
-    pieces = [document.scalar_text((*path, owner)), *keys[keys.index(owner) + 1 :]]
-    pieces = pieces[: 1 + sum(1 for k in keys[keys.index(owner) + 1 :] if mapping[k] is None)]
+    rest = itertools.takewhile(lambda k: mapping[k] is None, keys[keys.index(owner) + 1 :])
+    pieces = [document.scalar_text((*path, owner)), *rest]
     start = pieces[0]
     if not any(start.count(opening) > start.count(closing) for opening, closing in _PAIRS):
         return None

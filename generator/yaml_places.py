@@ -7,6 +7,7 @@ import re
 _BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")  # what libyaml counts as the end of a line
 _PROPERTIES = re.compile(r"(?:[&!][^\s,\[\]{}]*\s+)*")
 _BLOCK_HEADER = re.compile(r"[|>][-+0-9]*[ \t]*(?:#[^\r\n]*)?(?:\r\n|[\r\n\x85\u2028\u2029])")
+_JOINED = re.compile(r"\\(?:\r\n|[\r\n\x85\u2028\u2029])[ \t]*")  # a line that goes on, in quotes
 _ESCAPED_CHARS = {"x": 2, "u": 4, "U": 8}
 
 
@@ -58,6 +59,8 @@ def character_offsets(text: str, start: int, value: str) -> list[int]:
         source = header.end()
     offsets = []
     for character in value:
+        while style == '"' and (joined := _JOINED.match(text, source)):
+            source = joined.end()
         if not character.isspace():
             while source < len(text) and text[source].isspace():
                 source += 1

@@ -16,6 +16,7 @@ import yaml
 
 from .errors import SpecError
 from .yaml_places import character_offsets, lines_of, offset_of, place_of, underlined
+from .yaml_traps import remedy_of_syntax
 
 MAX_TEXT_CHARS = 1 << 20
 MAX_NODES = 20_000  # per file, aliases expanded
@@ -264,7 +265,11 @@ class _Composer:
 
     def _alias(self, event: Any, mark: Mark) -> _Node:
         if event.anchor not in self._anchors:
-            self._fail(mark, f"expected an anchor &{event.anchor} before its alias, got none.")
+            self._fail(
+                mark,
+                f"expected an anchor &{event.anchor} before its alias, got none. An expression "
+                "stands in quotes.",
+            )
         node = self._anchors[event.anchor]
         if node is None:
             self._fail(mark, f"*{event.anchor} stands inside its own anchor. Write it out.")
@@ -283,7 +288,11 @@ class _Composer:
     def _check_tag(self, event: Any, mark: Mark) -> None:
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self._fail(mark, f"expected plain YAML, got the tag {tag}. Remove it; nothing is run.")
+            self._fail(
+                mark,
+                f"expected plain YAML, got the tag {tag}. Remove it, nothing is run; an "
+                "expression stands in quotes.",
+            )
 
     def _resolve(self, text: str, mark: Mark) -> Any:
         if len(text) > 40 and _INT.fullmatch(text):
@@ -338,8 +347,8 @@ def _check_characters(text: str, file: str) -> None:
 
 
 def _syntax_error(error: yaml.MarkedYAMLError, text: str, file: str) -> SpecError:
-    where = error.problem_mark or error.context_mark
-    mark = _mark(where) if where is not None else Mark(1, 1)
+    place = error.problem_mark or error.context_mark
+    mark = _mark(place) if place is not None else Mark(1, 1)
     for number, line in enumerate(text.splitlines()[: mark.line], start=1):
         indent = line[: len(line) - len(line.lstrip())]
         if "\t" in indent:
@@ -348,7 +357,10 @@ def _syntax_error(error: yaml.MarkedYAMLError, text: str, file: str) -> SpecErro
                 "expected spaces, got a tab. Indent with spaces."
             )
     what = _one_line(", ".join(part for part in (error.context, error.problem) if part))
-    return SpecError(f"{file}:{mark.line}:{mark.column}: expected YAML, got an error: {what}.")
+    line = [*lines_of(text), ""][mark.line - 1]
+    remedy = remedy_of_syntax(line, mark.column, what)
+    where = f"{file}:{mark.line}:{mark.column}"
+    return SpecError(f"{where}: expected YAML, got an error: {what}. {remedy}".rstrip())
 
 
 def _mark(mark: Any) -> Mark:
