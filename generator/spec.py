@@ -18,7 +18,7 @@ from .matrix import axes_of, check_no_repeats
 from .pins import Pin, read_pins
 from .sense import check_sense
 from .spec_fields import PassName, SinkFields, SpecFields
-from .variant import MAX_HEAD_DIM, PASSES, Variant, parse_key
+from .variant import MAX_HEAD_DIM, PASSES, Variant, is_key
 from .yaml_source import Document, read_documents
 
 T = TypeVar("T")
@@ -149,15 +149,12 @@ def _target_name(document: Document, path: tuple[str | int, ...]) -> str:
 
 
 def _name(document: Document, name: str, variants: tuple[Variant, ...]) -> str:
-    try:
-        named = parse_key(name)
-    except SpecError:
-        return name
-    if document.has(("name",)) and variants != (named,):
+    keys = tuple(variant.key for variant in variants)
+    if document.has(("name",)) and is_key(name) and keys != (name,):
         raise document.error(
             document.value_mark(("name",)),
             f"name: expected a name that isn't another variant's key, got {name!r}. "
-            f"Choose another; this spec stands for {variants[0].key}"
+            f"Choose another; this spec stands for {keys[0]}"
             f"{' and others' if len(variants) > 1 else ''}.",
         )
     return name

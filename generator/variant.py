@@ -242,6 +242,19 @@ def parse_key(key: str) -> Variant:
     return variant
 
 
+def is_key(text: str) -> bool:
+    """Whether ``text`` is the key of some variant, with a body or without."""
+    match = _KEY.fullmatch(text) if len(text) <= MAX_KEY_CHARS else None
+    if not match or match["dtype"] not in DTYPES:
+        return False
+    variant, body = _variant(match), match["body"]
+    try:
+        _check_limits(variant, where="")
+    except SpecError:
+        return False
+    return text == variant.key + (f"-{body}" if body else "")
+
+
 def _variant(match: re.Match[str]) -> Variant:
     """The variant of a match of _KEY, whatever its limits."""
     found: dict[str, Any] = {}

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from ..generator.canonical import HASH_CHARS, canonical_text
 from ..generator.errors import SpecError
 from ..generator.spec import Spec, load_specs
-from ..generator.variant import Variant, canonical_key, parse_key
+from ..generator.variant import Variant, canonical_key, is_key, parse_key
 from ..generator.yaml_source import decode
 from . import knobs, paths
 
@@ -65,7 +66,9 @@ class Catalogue:
         by_key: dict[str, CatalogueEntry] = {}
         for spec in self.specs:
             for variant in spec.variants:
-                by_key[variant.key] = CatalogueEntry(variant, spec)
+                entry = CatalogueEntry(variant, spec)
+                _check_same(by_key.setdefault(entry.key, entry), entry)
+                by_key[entry.key] = entry
         return tuple(by_key.values())
 
     def find(self, name: str) -> tuple[CatalogueEntry, ...]:
@@ -116,10 +119,21 @@ class Catalogue:
             raise SpecError(self._unknown(name, error)) from None
         return CatalogueEntry(variant, Spec(variant.key, "<key>", 1, (variant,)))
 
+    def _with_other_bodies(self, name: str) -> str:
+        """Of a key that ends in the hash of a body: those at hand that differ in it alone."""
+        if not is_key(name) or name.count("-") < 2:
+            return ""
+        preset = name.rpartition("-")[0]
+        others = [
+            e.key for e in self.entries if e.variant.body and e.key[: -HASH_CHARS - 1] == preset
+        ]
+        return f" At hand: {', '.join(others[:5])}." if others else ""
+
     def _unknown(self, name: str, error: SpecError) -> str:
         """Why ``name`` is nothing, with what it may have meant."""
         if canonical_key(name) or (name[:1] == "d" and name[1:2].isdecimal()):
-            return str(error)  # a key, with a mistake that parse_key explains
+            # a key, with a mistake that parse_key explains
+            return f"{error}{self._with_other_bodies(name)}"
         known = list(
             dict.fromkeys(
                 [spec.name for spec in self.specs] + [entry.key for entry in self.entries]
@@ -131,6 +145,19 @@ class Catalogue:
         return (
             f"{name}: expected a key such as d128-bf16-causal, a spec's name or a YAML file, "
             f"got {name!r}. {hint}"
+        )
+
+
+def _check_same(one: CatalogueEntry, other: CatalogueEntry) -> None:
+    """One key is one function: the eight digits of a body's hash could, in theory, be two's."""
+    bodies = one.variant.body, other.variant.body
+    if bodies[0] == bodies[1] or None in bodies:
+        return
+    first, second = (canonical_text(body) for body in bodies if body)
+    if first != second:
+        raise SpecError(
+            f"{other.spec.where}: expected a mask and score whose hash is no other's, got that of "
+            f"{one.spec.where} ({other.key}). Reorder the operands of a commutative operator."
         )
 
 

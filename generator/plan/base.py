@@ -54,7 +54,7 @@ class KernelPlan:
     @property
     def name(self) -> str:
         """File stem and kernel name: ``fwd_d128_bf16_causal_sm80``."""
-        key = self.variant.key.replace("-", "_")
+        key = self.variant.key.replace("-", "_").replace(".", "p")
         return f"{PASS_PREFIX[self.pass_name]}_{key}_{self.target.name}"
 
     @property

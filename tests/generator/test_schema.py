@@ -114,12 +114,28 @@ SPECS = st.fixed_dictionaries(
         "dropout": st.sampled_from([True, {"bits": 16}, [True, False]]),
         "passes": st.sampled_from(["forward", ["forward", "backward"]]),
         "tuning": st.sampled_from([{}, {"cpu": {"forward": {"tile_m": 48}}}]),
+        "causal": st.sampled_from([True, "top_left", [False, "top_left"]]),
+        "window": st.sampled_from([False, "runtime", {"left": 0}, [{"right": 4, "left": None}]]),
+        "softcap": st.sampled_from([False, "runtime", 50, 0.5, [30, 50.0]]),
+        "alibi": st.sampled_from([True, [True, False]]),
+        "sink": st.sampled_from([True, {"per": "head"}, {"per": "head", "grad": False}]),
+        "layout": st.sampled_from(["dense", "varlen", ["dense", "varlen"]]),
+        "captures": st.just({"bias": {"dims": ["num_heads", "W"], "dtype": "fp32", "grad": True}}),
     },
 )
 
 
 @given(SPECS)
 def test_accepts_what_the_loader_accepts(spec):
+    if "captures" in spec:  # and what uses them
+        params = {"W": 64, "cap": {"runtime": "float"}}
+        lets = {"near": "abs(q_idx - kv_idx)"}
+        spec |= {
+            "params": params,
+            "let": lets,
+            "mask": True,
+            "score": "score + cap * bias[h, near]",
+        }
     VALIDATOR.validate(spec)
     VALIDATOR.validate([spec])
     load_specs(yaml.safe_dump(spec), "x.yaml")

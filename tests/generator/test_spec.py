@@ -24,6 +24,33 @@ def one(text):
     return spec
 
 
+@pytest.mark.parametrize(
+    ("field", "key"),
+    [
+        ("layout: varlen", "d64-bf16-varlen"),
+        ("layout: dense", "d64-bf16"),
+        ("causal: top_left", "d64-bf16-causaltl"),
+        ("window: {left: 4096, right: 0}", "d64-bf16-window4096x0"),
+        ("window: {left: 4096}", "d64-bf16-window4096xinf"),
+        ("window: {left: null, right: 0}", "d64-bf16-windowinfx0"),
+        ("window: runtime", "d64-bf16-windowrt"),
+        ("window: false", "d64-bf16"),
+        ("softcap: 50", "d64-bf16-softcap50"),
+        ("softcap: 1e-2", "d64-bf16-softcap0.01"),
+        ("softcap: runtime", "d64-bf16-softcaprt"),
+        ("softcap: false", "d64-bf16"),
+        ("alibi: true", "d64-bf16-alibi"),
+        ("sink: true", "d64-bf16-sink"),
+        ("sink: {per: head}", "d64-bf16-sink"),
+        ("sink: {per: head, grad: false}", "d64-bf16-sinkfixed"),
+        ("sink: false", "d64-bf16"),
+        ("block_mask: {q: 128, kv: 64}", "d64-bf16-blockmask128x64"),
+    ],
+)
+def test_presets(field, key):
+    assert one(BASE + field).keys == (key,)
+
+
 def test_the_smallest_spec():
     spec = one(BASE)
     assert spec.name == "x"
@@ -59,6 +86,16 @@ def test_every_field():
     assert spec.pins_for("sm80", "backward") == spec.pins_for("cpu", "forward") == ()
     assert spec.line == 2
     assert hash(spec) == hash(spec)
+
+
+def test_every_list_is_an_axis():
+    spec = one(
+        BASE + "layout: [dense, varlen]\ncausal: [false, true, top_left]\nwindow: [false, runtime, "
+        "{left: 8}]\nsoftcap: [false, 50, runtime]\nalibi: [false, true]\nsink: true\n"
+    )
+    assert len(set(spec.keys)) == 2 * 3 * 3 * 3 * 2
+    assert "d64-bf16-varlen-causaltl-window8xinf-softcap50-alibi-sink" in spec.keys
+    assert all(key.endswith("-sink") for key in spec.keys)
 
 
 def test_lists_are_a_matrix():
@@ -178,6 +215,40 @@ REFUSED = [
     (BASE + "name: ''", "3:7", "expected a name of letters"),
     (BASE + "name: 3", "3:7", "expected a name of letters"),
     (BASE + "name: d64-fp16", "3:7", "isn't another variant's key"),
+    (BASE + "name: d64-bf16-0123abcd", "3:7", "isn't another variant's key"),
+    (BASE + "name: d64-bf16-varlen", "3:7", "isn't another variant's key"),
+    # presets
+    (BASE + "window: 4096", "3:9", "expected {left: 4096, right: 0}, runtime, false"),
+    (BASE + "window: true", "3:9", "got true"),
+    (BASE + "window: {left: -1}", "3:16", "got -1. Leave the bound out for none."),
+    (BASE + "window: {left: 1073741824}", "3:16", "an integer from 0 to 1073741823"),
+    (BASE + "window: {left: 8.0}", "3:16", "Write 8."),
+    (BASE + "window: {}", "3:9", "got neither. Give one, or write false."),
+    (BASE + "window: [runtime, {right: null}]", "3:19", "got neither"),
+    (BASE + "window: [{left: 4}, {left: 4, right: null}]", "3:21", "what window[0] means"),
+    (BASE + "window: {lef: 4}", "3:10", "Did you mean 'left'?"),
+    (BASE + "window: run-time", "3:9", "Did you mean 'runtime'?"),
+    (BASE + "softcap: -1", "3:10", "expected a number from 0.001 to 1000000"),
+    (BASE + "softcap: 0", "3:10", "expected a number from 0.001 to 1000000"),
+    (BASE + "softcap: .inf", "3:10", "expected a number from 0.001 to 1000000"),
+    (BASE + "softcap: .nan", "3:10", "expected a number from 0.001 to 1000000"),
+    (BASE + "softcap: 1e999", "3:10", "expected a number from 0.001 to 1000000"),
+    (BASE + "softcap: '50'", "3:10", "Write it without quotes."),
+    (BASE + "softcap: true", "3:10", "got true"),
+    (BASE + "softcap: [50, 50.0]", "3:15", "what softcap[0] means already"),
+    (BASE + "alibi: yes", "3:8", "Write true."),
+    (BASE + "sink: learned", "3:7", "expected true, false or {per: head, grad: true}"),
+    (BASE + "sink: {per: batch}", "3:13", "sink.per: expected head, got 'batch'"),
+    (BASE + "sink: {grad: true}", "3:7", "expected the field per, got none. Add 'per:' (head)"),
+    (BASE + "sink: {per: head, grad: no}", "3:25", "sink.grad: expected true or false, got 'no'"),
+    (BASE + "block_mask: 128", "3:13", "expected {q: 128, kv: 128}"),
+    (BASE + "block_mask: {q: 100, kv: 128}", "3:17", "expected a multiple of 16 from 16 to 4096"),
+    (BASE + "block_mask: {q: 128}", "3:13", "expected the field kv"),
+    (BASE + "causal: bottom_right", "3:9", "expected true, false, top_left"),
+    (BASE + "causal: topleft", "3:9", "Did you mean 'top_left'?"),
+    (BASE + "layout: paged", "3:9", "reserved for a later release; use dense or varlen"),
+    (BASE + "layout: ragged", "3:9", "expected dense, varlen"),
+    ("head_dim: 64\ndtype: fp8_e4m3", "2:8", "fp8 is reserved for a later release"),
     # repeats
     (BASE + "causal: [true, true]", "3:16", "what causal[0] means already"),
     (BASE + "dropout: [true, {bits: 8}]", "3:17", "what dropout[0] means already"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import fields, replace
 
 import pytest
@@ -14,6 +15,11 @@ from flashgen.generator.errors import SpecError
 from flashgen.generator.ir.nodes import Const
 from flashgen.generator.variant import (
     DTYPES,
+    MAX_BLOCK,
+    MAX_KEY_CHARS,
+    MAX_SOFTCAP,
+    MAX_WINDOW,
+    MIN_SOFTCAP,
     Variant,
     Window,
     canonical_key,
@@ -21,15 +27,26 @@ from flashgen.generator.variant import (
     parse_key,
 )
 
+BODY = Body(mask=Const(False))
 SIZES = st.integers(1, 32).map(lambda n: 8 * n)
+BOUNDS = st.none() | st.integers(0, MAX_WINDOW)
+BLOCKS = st.integers(1, MAX_BLOCK // 16).map(lambda n: 16 * n)
 VARIANTS = st.builds(
     Variant,
     head_dim=SIZES,
     head_dim_v=SIZES,
     dtype=st.sampled_from(DTYPES),
-    causal=st.booleans(),
+    causal=st.sampled_from([False, True, "top_left"]),
     dropout_bits=st.sampled_from([0, 8, 16]),
     deterministic=st.booleans(),
+    layout=st.sampled_from(["dense", "varlen"]),
+    window=st.sampled_from([None, Window(runtime=True)])
+    | st.builds(Window, BOUNDS, BOUNDS).filter(lambda window: window != Window()),
+    softcap=st.sampled_from([None, "runtime", 1.0, 50.0, 0.5])
+    | st.floats(MIN_SOFTCAP, MAX_SOFTCAP),
+    alibi=st.booleans(),
+    sink=st.sampled_from(["", "learned", "fixed"]),
+    block_mask=st.none() | st.tuples(BLOCKS, BLOCKS),
 )
 
 
@@ -41,6 +58,19 @@ VARIANTS = st.builds(
         ("d128v64-bf16-causal-det", Variant(128, 64, "bf16", True, 0, True)),
         ("d8-fp32-dropout16", Variant(8, 8, "fp32", dropout_bits=16)),
         ("d64v128-fp64", Variant(64, 128, "fp64")),
+        ("d64-bf16-varlen-causaltl", Variant(64, 64, "bf16", "top_left", layout="varlen")),
+        ("d64-bf16-window4096x0", Variant(64, 64, "bf16", window=Window(4096, 0))),
+        ("d64-bf16-windowinfx0", Variant(64, 64, "bf16", window=Window(None, 0))),
+        ("d64-bf16-windowrt", Variant(64, 64, "bf16", window=Window(runtime=True))),
+        ("d64-bf16-softcap50", Variant(64, 64, "bf16", softcap=50.0)),
+        ("d64-bf16-softcap0.5-alibi", Variant(64, 64, "bf16", softcap=0.5, alibi=True)),
+        ("d64-bf16-softcap1000000", Variant(64, 64, "bf16", softcap=1e6)),
+        ("d64-bf16-softcaprt-sink", Variant(64, 64, "bf16", softcap="runtime", sink="learned")),
+        ("d64-bf16-sinkfixed", Variant(64, 64, "bf16", sink="fixed")),
+        (
+            "d64-bf16-causal-blockmask128x64-dropout-det",
+            Variant(64, 64, "bf16", True, 8, True, block_mask=(128, 64)),
+        ),
     ],
 )
 def test_examples(key, variant):
@@ -52,6 +82,28 @@ def test_examples(key, variant):
 def test_a_key_parses_back(variant):
     assert parse_key(variant.key) == variant
     assert canonical_key(variant.key) == variant.key
+    assert re.fullmatch(r"[a-z0-9.-]+", variant.key)
+    assert len(variant.key) <= MAX_KEY_CHARS
+
+
+@given(VARIANTS, VARIANTS)
+def test_different_variants_have_different_keys(one, other):
+    assert (one.key == other.key) == (one == other)
+
+
+@given(VARIANTS)
+def test_a_body_adds_its_hash_and_only_the_catalogue_finds_it(variant):
+    key = replace(variant, body=BODY).key
+    assert re.fullmatch(re.escape(variant.key) + "-[0-9a-f]{8}", key)
+    with pytest.raises(SpecError, match="no spec at hand has. Add the spec's folder by --specs"):
+        parse_key(key)
+
+
+@given(VARIANTS, st.randoms(use_true_random=False))
+def test_the_order_of_parts_is_found_again(variant, random):
+    parts = variant.key.split("-")
+    random.shuffle(parts)
+    assert canonical_key("_".join(parts).upper()) == variant.key
 
 
 def test_every_field_is_in_the_key():
@@ -66,7 +118,7 @@ def test_every_field_is_in_the_key():
         alibi=True,
         sink="learned",
         block_mask=(128, 64),
-        body=Body(mask=Const(False)),
+        body=BODY,
     )
     for field in fields(Variant):
         changed = replace(base, **{field.name: getattr(other, field.name)})
@@ -100,6 +152,22 @@ def test_no_two_variants_share_a_key():
         ("d100-bf16", "Pad the head dimension to 104"),
         ("d128v300-bf16", "Split the head"),
         ("d0-bf16", "got 0"),
+        ("d64-bf16-softcap50.0", "expected the key 'd64-bf16-softcap50'"),
+        ("d64-bf16-softcap050", "expected the key 'd64-bf16-softcap50'"),
+        ("d64-bf16-softcap0", "softcap: expected a number from 0.001"),
+        ("d64-bf16-softcap2000000", "Leave out a cap that never binds"),
+        ("d64-bf16-softcap", "Did you mean 'd64-bf16-softcaprt'"),
+        ("d64-bf16-windowinfxinf", "Leave out a window without bounds"),
+        ("d64-bf16-window9999999999x0", "expected a bound up to 1073741823"),
+        ("d64-bf16-window010x0", "expected the key 'd64-bf16-window10x0'"),
+        ("d64-bf16-window4096", "expected a key such as"),
+        ("d64-bf16-blockmask100x128", "expected multiples of 16"),
+        ("d64-bf16-alibi-causal", "Did you mean 'd64-bf16-causal-alibi'"),
+        ("d64-bf16-causal-varlen", "Did you mean 'd64-bf16-varlen-causal'"),
+        ("d64-bf16-sinks", "Did you mean 'd64-bf16-sink'"),
+        ("d64-bf16-0123abcd", "no spec at hand has"),
+        ("d100-bf16-0123abcd", "Pad the head dimension"),
+        ("d64-bf16-0123abcde", "expected a key such as"),
         ("d64", "expected a key such as"),
         ("d64-bf16\n", "expected a key such as"),
         ("d٦٤-bf16", "expected a key such as"),

@@ -189,3 +189,51 @@ def test_thirty_specs_in_a_tenth_of_a_second_without_torch(tmp_path):
     code = "import sys, flashgen.runtime.catalogue as c; c.Catalogue.load()\n"
     code += "sys.exit(any(m in sys.modules for m in ('torch', 'tvm_ffi', 'jinja2', 'ninja')))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+DOCUMENTS = """\
+head_dim: 64
+dtype: bf16
+causal: true
+captures: {doc: {dims: [seqlen_k], dtype: int32}}
+mask: "doc[q_idx] == doc[kv_idx]"
+"""
+
+
+def test_a_body_is_found_by_its_key_and_name(tmp_path):
+    write(tmp_path, "documents.yaml", DOCUMENTS)
+    catalogue = Catalogue.load([tmp_path])
+    entry = catalogue.find_one("documents")
+    assert entry.variant.body.captures[0].name == "doc"
+    assert catalogue.find_one(entry.key) == entry
+    preset, _, body = entry.key.rpartition("-")
+    assert preset == "d64-bf16-causal"
+    assert len(body) == 8
+    other = f"{preset}-{'0' * 8}"
+    with pytest.raises(SpecError) as caught:
+        catalogue.find_one(other)
+    assert "no spec at hand has" in str(caught.value)
+    assert str(caught.value).endswith(f"At hand: {entry.key}.")
+
+
+def test_one_body_in_two_files_is_one_entry(tmp_path):
+    write(tmp_path, "a.yaml", DOCUMENTS)
+    renamed = DOCUMENTS.replace('"doc[q_idx] ==', '"mine ==') + "let: {mine: 'doc[q_idx]'}\n"
+    write(tmp_path, "b.yaml", renamed)
+    catalogue = Catalogue.load([tmp_path])
+    assert catalogue.find_one("a").key == catalogue.find_one("b").key
+    assert catalogue.find_one(catalogue.find_one("a").key).spec.name == "b"
+
+
+def test_two_bodies_of_one_hash_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("flashgen.generator.variant.body_hash", lambda body: "0" * 8)
+    write(tmp_path, "a.yaml", DOCUMENTS)
+    write(tmp_path, "b.yaml", DOCUMENTS.replace("==", "<="))
+    with pytest.raises(SpecError, match=r"b\.yaml:1: expected a mask and score whose hash is no"):
+        _ = Catalogue.load([tmp_path]).entries
+
+
+def test_presets_need_no_spec():
+    catalogue = Catalogue(())
+    key = "d64-bf16-varlen-causal-window4096x0-softcap50-alibi-sink"
+    assert catalogue.find_one(key).key == key
