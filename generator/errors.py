@@ -32,4 +32,4 @@ class CacheError(FlashgenError):
 
 
 class ArgumentError(FlashgenError, ValueError):
-    """A call's argument is wrong; the message says what was expected."""
+    """An argument of a call, or a variable of the environment, is wrong; says what is expected."""

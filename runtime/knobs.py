@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from ..generator.errors import FlashgenError
+from ..generator.errors import ArgumentError
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Knob(Generic[T]):
         """The variable's value, or the default where it is unset or empty.
 
         Raises:
-            FlashgenError: when the text is not of the knob's type; names both.
+            ArgumentError: when the text is not of the knob's type; names both.
         """
         text = os.environ.get(self.name, "")
         if not text.strip():
@@ -51,7 +51,7 @@ class Knob(Generic[T]):
         try:
             return self._convert(text)
         except ValueError:
-            raise FlashgenError(
+            raise ArgumentError(
                 f"{self.name}: expected {self.type}, got {text!r}. "
                 f"Set another value, or unset it for the default ({self.default})."
             ) from None

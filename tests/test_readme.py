@@ -105,8 +105,11 @@ def test_files_that_the_pages_name_exist():
 
 
 def test_specs_shown_are_specs():
-    (block,) = code_blocks("yaml")
+    block, *others = code_blocks("yaml")
     (spec,) = load_specs(block, "mine.yaml")
+    for other in others:
+        (own,) = load_specs(other, "other.yaml")
+        assert own.keys
     assert spec.name == "mine" and f"`{spec.keys[0]}`" in README
     assert block.count("\n") == 4, "README says four lines"
 

@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from flashgen.cli import exits
+from flashgen.cli import exits, show
 from flashgen.cli.tables import format_table, human_bytes
 from flashgen.generator.variant import PASSES
 from flashgen.runtime import paths
+from flashgen.runtime.catalogue import Catalogue
 
 KEY = "d24-fp32-causal"
 
@@ -107,6 +108,23 @@ def test_show_explains_family_plan_and_resources(run, built):
 def test_show_source_is_the_source_alone(run, built):
     text = run("show", KEY, "--arch", "cpu", "--source").output
     assert text.startswith("//") and text.count("TVM_FFI_DLL_EXPORT") >= len(PASSES)
+
+
+def test_show_names_what_is_set_and_what_is_of_its_own(run, tmp_path):
+    plain = run("show", KEY, "--arch", "cpu").output
+    assert "dtype" in plain
+    assert not any(word in plain for word in ("window", "softcap", "sink", "None"))
+    spec = tmp_path / "own.yaml"
+    spec.write_text(
+        "name: own\nhead_dim: 16\ndtype: fp32\nsink: true\n"
+        "captures: {bias: {dims: [num_heads], dtype: fp32, grad: true}}\n"
+        "score: score + bias[h]\n"
+    )
+    (entry,) = Catalogue.load([spec]).find("own")
+    text = "\n".join(show._spec_lines(entry))
+    assert "sink          learned" in text
+    assert "capture       bias (num_heads) fp32, with a gradient" in text
+    assert f"score; flashgen explain {entry.key} prints them" in text
 
 
 def test_show_of_what_is_not_built_says_how(run, tmp_path):

@@ -33,6 +33,13 @@ def test_every_error_kind_is_listed():
     assert {kind for kind, _ in KINDS} == kinds
 
 
+def test_a_variable_of_another_type_is_bad_input(run, monkeypatch):
+    monkeypatch.setenv("FLASHGEN_MAX_JOBS", "zero")
+    result = run("build", "d8-fp64", "--arch", "cpu")
+    assert result.exit_code == exits.BAD_INPUT
+    assert "FLASHGEN_MAX_JOBS: expected" in result.output and "'zero'" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

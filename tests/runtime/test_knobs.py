@@ -104,5 +104,5 @@ def test_without_home_the_message_names_directory_and_variable(monkeypatch):
 
 
 def test_shipped_folders():
-    assert (paths.shipped_specs() / "llama.yaml").is_file()
+    assert (paths.shipped_specs() / "models" / "llama.yaml").is_file()
     assert (paths.shipped_templates() / "host" / "abi.h").is_file()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..generator.arch import Target
+from ..generator.body import Body
+from ..generator.canonical import canonical_text
 from ..generator.errors import CacheError
 from ..generator.plan import KernelPlan
 from ..runtime.build import find
@@ -21,6 +23,7 @@ from .selection import select_requests
 from .tables import format_table
 
 LABEL_CELLS = 12
+_SHOWN_WHERE_SET = ("layout", "window", "softcap", "alibi", "sink", "block_mask")
 _SHOWN_APART = (
     "key", "target", "family", "pass_name", "smem", "smem_bytes", "registers_estimate", "segments"
 )  # fmt: skip
@@ -85,8 +88,24 @@ def _spec_lines(entry: CatalogueEntry) -> Iterator[str]:
     yield entry.key
     listed = entry.spec.path != "<key>"
     yield _line("spec", f"{entry.spec.name} ({entry.spec.where})" if listed else "none lists it")
-    for name, value in asdict(entry.variant).items():
-        yield _line(name, str(value).lower() if isinstance(value, bool) else value)
+    for field in fields(entry.variant):
+        value = getattr(entry.variant, field.name)
+        if field.name == "body" or (field.name in _SHOWN_WHERE_SET and value == field.default):
+            continue
+        yield _line(field.name, str(value).lower() if isinstance(value, bool) else value)
+    if entry.variant.body is not None:
+        yield from _body_lines(entry.variant.body, entry.key)
+
+
+def _body_lines(body: Body, key: str) -> Iterator[str]:
+    for capture in body.captures:
+        dims = ", ".join(map(str, capture.dims))
+        grad = ", with a gradient" if capture.grad else ""
+        yield _line("capture", f"{capture.name} ({dims}) {capture.dtype}{grad}")
+    for param in body.params:
+        yield _line("param", f"{param.name} {param.type}")
+    own = [name for name in ("mask", "score") if getattr(body, name) is not None]
+    yield _line("own", f"{' and '.join(own)}; flashgen explain {key} prints them")
 
 
 def _plan_lines(plan: KernelPlan) -> Iterator[str]:
@@ -153,9 +172,11 @@ def _artifact(request: BuildRequest) -> Artifact | None:
 
 def _as_data(entry: CatalogueEntry, unit: Unit) -> dict[str, Any]:
     artifact = _artifact(unit.request)
+    body = entry.variant.body
     return {
         "key": entry.key,
-        "variant": asdict(entry.variant),
+        "variant": asdict(replace(entry.variant, body=None))
+        | {"body": None if body is None else canonical_text(body)},
         "spec": {"name": entry.spec.name, "where": entry.spec.where},
         "pass": unit.request.pass_name,
         "target": unit.request.target.name,

@@ -66,8 +66,9 @@ def command(
                 for row in rows
             ],
         )
+        what = "variant" if len(entries) == 1 else "variants"
         click.echo(
-            f"{len(entries)} variants, {len(rows) - len(failed)} of {len(rows)} results within "
+            f"{len(entries)} {what}, {len(rows) - len(failed)} of {len(rows)} results within "
             f"their bound, {time.monotonic() - start:.1f} s"
         )
     for row in failed:
