@@ -6,8 +6,6 @@ it: a call gives them. The text is stable: a change of it changes keys that peop
 
 from __future__ import annotations
 
-import hashlib
-
 from .body import Body
 from .ir.nodes import Binary, Call, Const, Expr, Load, Name, Named, Select, Unary
 
@@ -16,6 +14,8 @@ HASH_CHARS = 8
 
 def body_hash(body: Body) -> str:
     """The first hex digits of the SHA-256 of the body's canonical text."""
+    import hashlib  # here: it loads OpenSSL, which specs without bodies can do without
+
     return hashlib.sha256(canonical_text(body).encode()).hexdigest()[:HASH_CHARS]
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from .arch import TARGETS, buildable_targets, parse_target
 from .errors import PlanError, SpecError, TargetError
-from .plan import plan
 from .spec_fields import PassTuning
 from .variant import GPU_DTYPES, PASSES, Variant
 from .yaml_source import Document
@@ -75,6 +74,8 @@ def _try(document: Document, pins: Sequence[Pin], variants: Sequence[Variant]) -
     """Plan every variant with ``pins``, all of one target and pass: a bad one fails here."""
     if not pins or pins[0].target not in buildable_targets():
         return
+    from .plan import plan  # here: without pins, listing specs needs no planner
+
     target, pass_name = TARGETS[pins[0].target], pins[0].pass_name
     values = {pin.field: pin.value for pin in pins}
     for variant in variants:
