@@ -324,6 +324,8 @@ FRAGMENTS = st.sampled_from(
         *SpecFields.__struct_fields__,
         *("window", "qk", "v", "bits", "forward", "tile_m", "sm80", "8.0", "yes", "true", "64"),
         *("bf16", "100", "1e-3", "{", "}", "[", "]", ": ", ", ", "\n", "- ", "'", "---\n", "&a "),
+        *("dims", "runtime", "left", "per", "grad", "int32", "seqlen_k", "q_idx", "kv_idx", " < "),
+        *("score", " + ", "(", ")", "min(", "|\n  ", ">\n  ", '"', "\n  ", "mask: ", "let: {a: "),
     ]
 )
 
