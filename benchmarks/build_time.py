@@ -1,6 +1,7 @@
 """Build and load times of one variant: cold build of each pass, peak memory, warm load.
 
-    python benchmarks/build_time.py                     prints a table, writes benchmarks/results/
+    python benchmarks/build_time.py                                                  prints a table
+    python benchmarks/build_time.py --out benchmarks/results/build_time.json         records it too
 
 Each cold build is one process with an empty cache and one job; the best of three counts. Peak
 memory is that of the largest compiler process. A warm load is `flashgen.load` in a new process,
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 PASSES = ("forward", "backward")
 REPEATS = 3
 NUM_SHAPES = 500
@@ -171,7 +171,7 @@ def main() -> None:
     )
     parser.add_argument("--key", default="d128-bf16-causal")
     parser.add_argument("--arch", default="sm80")
-    parser.add_argument("--output", type=Path, default=RESULTS / "build_time.json")
+    parser.add_argument("--out", type=Path, help="file for the record")
     parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
@@ -180,8 +180,8 @@ def main() -> None:
         return
     numbers = measure(options.key, options.arch)
     record = {"key": options.key, "arch": options.arch, **environment(), "limits": LIMITS}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(record | numbers, indent=2) + "\n")
+    if options.out:
+        options.out.write_text(json.dumps(record | numbers, indent=2) + "\n")
     print(f"{options.key} for {options.arch}; nvcc {record['nvcc']}, {record['cpu']}")
     print(table(numbers))
 

@@ -1,6 +1,7 @@
 """Speed of the cpu forward against PyTorch's own CPU attention, alternating in one process.
 
-    python benchmarks/cpu_forward.py                    prints a table, writes benchmarks/results/
+    python benchmarks/cpu_forward.py                                                 prints a table
+    python benchmarks/cpu_forward.py --out benchmarks/results/cpu_forward.json       records it too
 
 Both get the same threads (torch.get_num_threads()) and the layout they like best: ours (batch,
 seqlen, heads, head_dim), torch's (batch, heads, seqlen, head_dim), contiguous. The median of the
@@ -24,7 +25,6 @@ import torch
 
 import flashgen
 
-RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BATCH, SEQLEN, HEADS = 1, 2048, 16
 KEYS = ("d64-fp32", "d64-fp32-causal", "d128-fp32-causal", "d64-bf16")
@@ -75,7 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("keys", nargs="*", default=KEYS)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--out", type=Path, help="file for the record")
     options = parser.parse_args()
     rows = [measure(key, options.rounds) for key in options.keys]
     report = {
@@ -86,18 +86,14 @@ def main() -> int:
         "shape": {"batch": BATCH, "seqlen": SEQLEN, "heads": HEADS},
         "rows": rows,
     }
-    text = json.dumps(report, indent=2)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "cpu_forward.json").write_text(text + "\n")
-    if options.json:
-        print(text)
-    else:
-        print(f"{report['processor']}, {report['threads']} threads, torch {torch.__version__}")
-        for row in rows:
-            print(
-                f"{row['key']:18} ours {row['ours_ms']:7.1f} ms ({row['gflops']:4.0f} GFLOP/s)  "
-                f"torch {row['torch_ms']:7.1f} ms  ratio {row['ratio']:.2f}"
-            )
+    print(f"{report['processor']}, {report['threads']} threads, torch {torch.__version__}")
+    for row in rows:
+        print(
+            f"{row['key']:18} ours {row['ours_ms']:7.1f} ms ({row['gflops']:4.0f} GFLOP/s)  "
+            f"torch {row['torch_ms']:7.1f} ms  ratio {row['ratio']:.2f}"
+        )
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
     slow = [row["key"] for row in rows if row["key"] in KEYS[:2] and row["ratio"] < BAR]
     if slow:
         print(f"below {BAR} of torch's speed: {', '.join(slow)}", file=sys.stderr)
