@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 import jinja2
 
 from .plan import KernelPlan
+from .program import cpp_name
 from .version import VERSION
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
@@ -34,7 +35,11 @@ def render(plan: KernelPlan) -> Rendered:
     """The source of ``plan``; the same plan gives the same bytes."""
     env = environment()
     text = env.get_template(plan.template).render(
-        plan=plan, variant=plan.variant, program=plan.program, version=VERSION
+        plan=plan,
+        variant=plan.variant,
+        program=plan.program,
+        hooks=plan.program.hooks,
+        version=VERSION,
     )
     return Rendered(plan.source_name, text, _headers(text))
 
@@ -42,7 +47,7 @@ def render(plan: KernelPlan) -> Rendered:
 @cache
 def environment() -> jinja2.Environment:
     """The template environment: delimiters that are comments in C++, nothing undefined."""
-    return jinja2.Environment(
+    env = jinja2.Environment(
         loader=jinja2.PackageLoader("flashgen", "templates"),
         undefined=jinja2.StrictUndefined,
         finalize=_cpp_literal,
@@ -58,6 +63,8 @@ def environment() -> jinja2.Environment:
         comment_start_string="/*#",
         comment_end_string="#*/",
     )
+    env.globals["cpp_name"] = cpp_name
+    return env
 
 
 def _cpp_literal(value: object) -> object:

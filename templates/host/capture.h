@@ -1,79 +1,95 @@
-// A tensor that a program reads: any rank and strides, every load checked against its sizes.
+// A captured tensor as score and mask programs read it: any strides, 0 outside its sizes. For g++
+// and nvcc alike.
 #pragma once
 
 #include <stdint.h>
 #include <string.h>
 
-#include <type_traits>
-
-#ifndef FLASHGEN_HOST_DEVICE
-#ifdef __CUDACC__
-#define FLASHGEN_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define FLASHGEN_HOST_DEVICE inline
-#endif
-#endif
+#include "host/program_math.h"
 
 namespace flashgen {
 
-// 16-bit floats as a capture holds them.
-struct CaptureFp16 {
+// Storage of 16-bit floats; no half-precision header is needed to read them.
+struct Half {
     uint16_t bits;
 };
-struct CaptureBf16 {
+struct Bfloat16 {
     uint16_t bits;
 };
 
-FLASHGEN_HOST_DEVICE float capture_value(CaptureBf16 element) {
-    const uint32_t bits = uint32_t{element.bits} << 16;
+FLASHGEN_INLINE float real_from_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof(value));
     return value;
-}
-
-FLASHGEN_HOST_DEVICE float capture_value(CaptureFp16 element) {
-#ifdef __CUDA_ARCH__
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(element.bits));
-    return value;
-#else
-    // Subnormals and normals alike: the exponent is moved, then its bias is multiplied away.
-    const uint32_t magnitude = uint32_t{element.bits & 0x7FFFu} << 13;
-    const bool special = magnitude >= 0x0F800000u;  // infinity or NaN
-    const uint32_t bits = special ? magnitude | 0x7F800000u : magnitude;
-    float value;
-    memcpy(&value, &bits, sizeof(value));
-    if (!special) value *= 5.192296858534828e33f;  // 2^112
-    return element.bits & 0x8000u ? -value : value;
-#endif
 }
 
 template <typename T>
-FLASHGEN_HOST_DEVICE T capture_value(T element) {
-    return element;
+FLASHGEN_INLINE T value_of(T x) {
+    return x;
+}
+FLASHGEN_INLINE int64_t value_of(int64_t x) { return x; }
+FLASHGEN_INLINE float value_of(Bfloat16 x) { return real_from_bits(uint32_t{x.bits} << 16); }
+FLASHGEN_INLINE float value_of(Half x) {
+    // Shifted into place it is the value times 2^-112, subnormal numbers included.
+    const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16, rest = uint32_t{x.bits & 0x7fffu};
+    const float scaled = real_from_bits(rest << 13) * 5.192296858534828e33f;  // 2^112
+    const bool finite = rest < 0x7c00u;
+    const float magnitude = finite ? scaled : real_from_bits(0x7f800000u | (rest << 13));
+    return sign != 0 ? -magnitude : magnitude;
 }
 
-// Element (i, j, ...) lies at data + i * strides[0] + j * strides[1] + ...
+// The whole tensor's position of a position within a sequence of `length` that starts at `start`;
+// -1, which no load reads, outside it.
+FLASHGEN_INLINE int64_t within(int64_t position, int64_t length, int64_t start) {
+    return position >= 0 && position < length ? start + position : -1;
+}
+
 template <typename T, int kRank>
 struct Capture {
-    static constexpr int kDims = kRank > 0 ? kRank : 1;  // a scalar has one that nothing reads
+    static constexpr int kDims = kRank > 0 ? kRank : 1;
     T* data;
+    int64_t strides[kDims];  // in elements, 0 along an expanded dimension
     int64_t sizes[kDims];
-    int64_t strides[kDims];  // in elements; 0 where the caller expanded a dimension
 
-    // The element at `index`, 16-bit floats as float; 0 where an index is out of range.
+    // The element at `index`, 0 where an index lies outside.
     template <typename... Index>
-    FLASHGEN_HOST_DEVICE auto load(Index... index) const {
-        static_assert(sizeof...(Index) == kRank, "one index for each dimension");
-        const int64_t at[kDims] = {static_cast<int64_t>(index)...};
+    FLASHGEN_INLINE auto load(Index... index) const -> decltype(value_of(*data)) {
+        static_assert(sizeof...(Index) == kRank, "one index a dimension");
+        const int64_t at[kDims] = {index...};
         int64_t offset = 0;
         bool inside = true;
         for (int i = 0; i < kRank; ++i) {
             inside = inside && static_cast<uint64_t>(at[i]) < static_cast<uint64_t>(sizes[i]);
             offset += at[i] * strides[i];
         }
-        using Value = decltype(capture_value(std::remove_const_t<T>{}));
-        return inside ? capture_value(data[offset]) : Value{};
+        using Value = decltype(value_of(*data));
+        return inside ? value_of(data[offset]) : Value(0);
+    }
+
+    // The element's place in a contiguous tensor of these sizes, -1 where an index lies outside.
+    template <typename... Index>
+    FLASHGEN_INLINE int64_t place(Index... index) const {
+        static_assert(sizeof...(Index) == kRank, "one index a dimension");
+        const int64_t at[kDims] = {index...};
+        int64_t place = 0;
+        bool inside = true;
+        for (int i = 0; i < kRank; ++i) {
+            inside = inside && static_cast<uint64_t>(at[i]) < static_cast<uint64_t>(sizes[i]);
+            place = place * sizes[i] + at[i];
+        }
+        return inside ? place : -1;
+    }
+};
+
+// The least and the greatest element that a tile reads of a capture; NaN where it reads a NaN,
+// which no comparison in classify_tile then takes for a bound.
+template <typename T>
+struct Bound {
+    T lo, hi;
+
+    FLASHGEN_INLINE void include(T value) {
+        lo = math::minimum(lo, value);
+        hi = math::maximum(hi, value);
     }
 };
 

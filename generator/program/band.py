@@ -1,0 +1,141 @@
+"""Conjuncts of a mask -> the band of diagonals that some of them are, and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..ir import Binary, Const, Expr, Name, Unary, binary, call, compare_all, type_of
+from ..ir.build import NEGATED
+from ..ir.types import children, plain, walk
+from .data import Band
+
+POSITIONS = ("q_idx", "kv_idx")
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """q * q_idx + kv * kv_idx + rest, with a rest that depends on the head alone."""
+
+    q: int
+    kv: int
+    rest: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a comparison says of positions: q * q_idx + kv * kv_idx + rest <= 0."""
+
+    form: Linear
+
+
+def split_band(conjuncts: Sequence[Expr]) -> tuple[Band, Expr | None]:
+    """The band that ``conjuncts`` hold, and the ``and`` of those that it does not."""
+    lower: list[Expr] = []
+    upper: list[Expr] = []
+    rest = []
+    for conjunct in flatten(conjuncts):
+        limits = limits_of(conjunct)
+        if limits is None or any((x.form.q, x.form.kv) not in ((1, -1), (-1, 1)) for x in limits):
+            rest.append(conjunct)
+            continue
+        for limit in limits:
+            if limit.form.kv == 1:  # kv_idx - q_idx <= -rest
+                upper.append(binary("-", Const(0), limit.form.rest))
+            else:  # rest <= kv_idx - q_idx
+                lower.append(limit.form.rest)
+    return Band(_tightest("max", lower), _tightest("min", upper)), compare_all(rest)
+
+
+def flatten(conjuncts: Sequence[Expr]) -> list[Expr]:
+    """``conjuncts`` with every ``and`` below them taken apart, lets included."""
+    found: list[Expr] = []
+    pending = list(reversed(conjuncts))
+    while pending:
+        conjunct = plain(pending.pop())
+        if isinstance(conjunct, Binary) and conjunct.op == "and":
+            pending += [conjunct.right, conjunct.left]
+        elif isinstance(conjunct, Unary) and _negated_or(conjunct):
+            inner = plain(conjunct.operand)
+            pending += [Unary("not", part) for part in reversed(children(inner))]
+        else:
+            found.append(conjunct)
+    return found
+
+
+def _negated_or(conjunct: Unary) -> bool:
+    inner = plain(conjunct.operand)
+    return conjunct.op == "not" and isinstance(inner, Binary) and inner.op == "or"
+
+
+def _tightest(function: str, bounds: list[Expr]) -> Expr | None:
+    if not bounds:
+        return None
+    result = bounds[0]
+    for bound in bounds[1:]:
+        result = call(function, result, bound)
+    return result
+
+
+def limits_of(conjunct: Expr) -> tuple[Limit, ...] | None:
+    """The limits whose ``and`` is ``conjunct``; None where it is no linear comparison of ints."""
+    conjunct = plain(conjunct)
+    negated = isinstance(conjunct, Unary) and conjunct.op == "not"
+    if isinstance(conjunct, Unary) and negated:
+        conjunct = plain(conjunct.operand)
+    if not isinstance(conjunct, Binary) or conjunct.op not in NEGATED:
+        return None
+    op = NEGATED[conjunct.op] if negated else conjunct.op
+    if op == "!=" or "float" in (type_of(conjunct.left), type_of(conjunct.right)):
+        return None
+    left, right = linear(conjunct.left), linear(conjunct.right)
+    if left is None or right is None:
+        return None
+    low, high = _minus(left, right), _minus(right, left)
+    if op in (">", ">="):
+        low = high
+    if op in ("<", ">"):
+        low = Linear(low.q, low.kv, binary("+", low.rest, Const(1)))
+    return (Limit(low), Limit(high)) if op == "==" else (Limit(low),)
+
+
+def linear(expr: Expr) -> Linear | None:
+    """``expr`` as a sum of positions and a rest; None where it is none, or could overflow."""
+    done: dict[int, Linear | None] = {}
+    for node in walk(expr):
+        parts = [done[id(part)] for part in children(node)]
+        done[id(node)] = _linear_node(node, parts)
+    return done[id(expr)]
+
+
+def _linear_node(node: Expr, parts: Sequence[Linear | None]) -> Linear | None:
+    if isinstance(node, Name) and node.id in POSITIONS:
+        return Linear(int(node.id == "q_idx"), int(node.id == "kv_idx"), Const(0))
+    if plain(node) is not node:
+        return parts[0]
+    known = [part for part in parts if part is not None]
+    if len(known) == len(parts) and all(part.q == part.kv == 0 for part in known):
+        return None if _reads_score(node) else Linear(0, 0, node)
+    if len(known) != len(parts):
+        return None
+    if isinstance(node, Binary) and node.op == "+":
+        return _plus(known[0], known[1])
+    if isinstance(node, Binary) and node.op == "-":
+        return _minus(known[0], known[1])
+    if isinstance(node, Unary) and node.op == "-":
+        return _minus(Linear(0, 0, Const(0)), known[0])
+    return None
+
+
+def _reads_score(node: Expr) -> bool:
+    return isinstance(node, Name) and node.id in ("score", "dscore")
+
+
+def _plus(a: Linear, b: Linear) -> Linear:
+    return Linear(a.q + b.q, a.kv + b.kv, binary("+", a.rest, b.rest))
+
+
+def _minus(a: Linear, b: Linear) -> Linear:
+    return Linear(a.q - b.q, a.kv - b.kv, binary("-", a.rest, b.rest))
+
+
