@@ -10,7 +10,6 @@ from pathlib import PurePosixPath
 import jinja2
 
 from .plan import KernelPlan
-from .program import cpp_name
 from .version import VERSION
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
@@ -47,7 +46,7 @@ def render(plan: KernelPlan) -> Rendered:
 @cache
 def environment() -> jinja2.Environment:
     """The template environment: delimiters that are comments in C++, nothing undefined."""
-    env = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.PackageLoader("flashgen", "templates"),
         undefined=jinja2.StrictUndefined,
         finalize=_cpp_literal,
@@ -63,8 +62,6 @@ def environment() -> jinja2.Environment:
         comment_start_string="/*#",
         comment_end_string="#*/",
     )
-    env.globals["cpp_name"] = cpp_name
-    return env
 
 
 def _cpp_literal(value: object) -> object:

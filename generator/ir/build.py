@@ -67,6 +67,8 @@ def binary(op: str, left: Expr, right: Expr) -> Expr:
             return found
     if op == "-" and kind == "int" and same(left, right):
         return Const(0)
+    if op in ("+", "-") and isinstance(b, Unary) and b.op == "-" and type_of(b.operand) != "bool":
+        return Binary("-" if op == "+" else "+", left, b.operand)
     return Binary(op, left, right)
 
 

@@ -97,9 +97,7 @@ def print_node(
         return real_literal(expr.value, accumulator)
     assert not isinstance(expr, Name | Load)
     if node.type == "float":
-        parts = tuple(
-            _as_real(n, text, accumulator) for n, text in zip(nodes, parts, strict=True)
-        )
+        parts = tuple(_as_real(n, text, accumulator) for n, text in zip(nodes, parts, strict=True))
     if isinstance(expr, Unary):
         return _print_unary(expr, node, parts[0])
     if isinstance(expr, Select):
@@ -180,9 +178,7 @@ def _helper(name: str, *parts: Text, result: str) -> Text:
     return Text(f"math::{name}({', '.join(part.text for part in parts)})", PRIMARY, result)
 
 
-def _print_integer(
-    op: str, node: Node, nodes: tuple[Node, ...], parts: tuple[Text, ...]
-) -> Text:
+def _print_integer(op: str, node: Node, nodes: tuple[Node, ...], parts: tuple[Text, ...]) -> Text:
     result = type_in_cpp(node)
     wide = "int64_t" in (result, parts[0].type, parts[1].type)
     left, right = parts
@@ -236,9 +232,7 @@ def _floor(op: str, nodes: tuple[Node, ...], parts: tuple[Text, ...]) -> Text:
 _CHOICES = {"min": "minimum", "max": "maximum", "clamp": "clamp", "abs": "absolute"}
 
 
-def _print_call(
-    expr: Call, node: Node, nodes: tuple[Node, ...], parts: tuple[Text, ...]
-) -> Text:
+def _print_call(expr: Call, node: Node, nodes: tuple[Node, ...], parts: tuple[Text, ...]) -> Text:
     result = type_in_cpp(node)
     if expr.function in _CHOICES:
         if node.type == "float":

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable
 
 Value = bool | int | float
+Real = Callable[[float], float]
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -104,7 +105,7 @@ def _shift_right(a: int, count: int) -> int:
     return a >> count if 0 <= count <= 63 else 0
 
 
-def _guarded(function: Callable[[float], float], outside: Callable[[float], float]) -> object:
+def _guarded(function: Real, outside: Real) -> Real:
     """``function`` where it is defined; IEEE's answer ``outside`` where Python raises."""
 
     def apply(x: float) -> float:
@@ -172,4 +173,4 @@ _REAL: dict[str, Callable[[float], float]] = {
     "rsqrt": _guarded(lambda x: 1 / math.sqrt(x) if x else math.inf, _nan),
     "sin": _guarded(math.sin, _nan),
     "cos": _guarded(math.cos, _nan),
-}  # type: ignore[dict-item]
+}

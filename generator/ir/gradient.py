@@ -1,8 +1,8 @@
 """Expression -> its derivatives by reverse mode, as expressions of the same language.
 
-Where a function has no derivative it gets the subgradient that PyTorch uses: both operands of a
-``min`` of equals get half, ``abs`` gets 0 at 0, a clamp passes at its ends. A division by 0 is the
-constant 0.
+Where a function has no derivative it gets the subgradient of runtime/evaluate.py: of equal operands
+of a ``min`` the first has it, ``abs`` has 0 at 0, a clamp passes at its ends. A division by 0 is
+the constant 0.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from .build import binary, call, select, unary
 from .nodes import Binary, Call, Const, Expr, Load, Name, Named, Select, Unary
-from .types import children, label, plain, type_of, walk
+from .types import children, label, plain, type_of, walk, with_children
 
 _LN2 = math.log(2.0)
 
@@ -51,8 +51,6 @@ def _identity(node: Expr) -> tuple[object, ...]:
 
 def _merged(root: Expr) -> tuple[list[Expr], dict[tuple[object, ...], int]]:
     """The nodes below ``root`` in order, equal names and loads being one object."""
-    from .types import with_children
-
     leaves: dict[tuple[object, ...], Expr] = {}
     done: dict[int, Expr] = {}
     for node in walk(root):
@@ -103,54 +101,47 @@ def _pull_back_call(node: Call, g: Expr) -> Iterator[tuple[Expr, Expr]]:
     zero = Const(0.0)
     if node.function in ("min", "max"):
         a, b = node.args
-        half = binary("*", g, Const(0.5))
-        wins = "<" if node.function == "min" else ">"
-        tie = binary("==", a, b)
-        yield a, select(binary(wins, a, b), g, select(tie, half, zero))
-        yield b, select(binary(wins, b, a), g, select(tie, half, zero))
+        first = binary("<=" if node.function == "min" else ">=", a, b)
+        yield a, select(first, g, zero)
+        yield b, select(first, zero, g)
     elif node.function == "clamp":
         x, low, high = node.args
         ordered = binary("<=", low, high)
         inside = binary("and", binary("<=", low, x), binary("<=", x, high))
-        below = binary("and", binary("<", x, low), binary("<", low, high))
+        below = binary("and", binary("<", x, low), ordered)
         above = binary("or", binary(">", x, high), unary("not", ordered))
         yield x, select(inside, g, zero)
         yield low, select(below, g, zero)
         yield high, select(above, g, zero)
     else:
-        slope = _slope(node.function, node, node.args[0])
-        if slope is not None:
-            yield node.args[0], slope(g)
+        term = _slope(node.function, node, node.args[0], g)
+        if term is not None:
+            yield node.args[0], term
 
 
-def _slope(function: str, y: Expr, x: Expr):  # noqa: ANN202, C901
-    """How ``g`` becomes g * dy/dx, for a function of one operand; None where that is 0."""
-    one, two = Const(1.0), Const(2.0)
-
-    def times(factor: Expr):  # noqa: ANN202
-        return lambda g: binary("*", g, factor)
-
-    def over(divisor: Expr):  # noqa: ANN202
-        return lambda g: binary("/", g, divisor)
-
-    table = {
-        "float": lambda: times(one),
-        "exp": lambda: times(y),
-        "exp2": lambda: times(binary("*", y, Const(_LN2))),
-        "log": lambda: over(x),
-        "log2": lambda: over(binary("*", x, Const(_LN2))),
-        "tanh": lambda: times(binary("-", one, binary("*", y, y))),
-        "sigmoid": lambda: times(binary("*", y, binary("-", one, y))),
-        "sqrt": lambda: over(binary("*", two, y)),
-        "rsqrt": lambda: times(
-            binary("*", Const(-0.5), binary("*", y, binary("*", y, y)))
-        ),
-        "sin": lambda: times(call("cos", x)),
-        "cos": lambda: times(unary("-", call("sin", x))),
-        "abs": lambda: lambda g: select(
-            binary(">", x, Const(0.0)),
-            g,
-            select(binary("<", x, Const(0.0)), unary("-", g), Const(0.0)),
-        ),
+def _slope(function: str, y: Expr, x: Expr, g: Expr) -> Expr | None:
+    """``g`` times dy/dx of a function of one operand; None where that is 0."""
+    one = Const(1.0)
+    if function == "float":
+        return g
+    if function in ("log", "log2", "sqrt"):
+        divisor = {
+            "log": x,
+            "log2": binary("*", x, Const(_LN2)),
+            "sqrt": binary("*", Const(2.0), y),
+        }
+        return binary("/", g, divisor[function])
+    if function == "abs":
+        zero = Const(0.0)
+        negative = select(binary("<", x, zero), unary("-", g), zero)
+        return select(binary(">", x, zero), g, negative)
+    factors = {
+        "exp": y,
+        "exp2": binary("*", y, Const(_LN2)),
+        "tanh": binary("-", one, binary("*", y, y)),
+        "sigmoid": binary("*", y, binary("-", one, y)),
+        "rsqrt": binary("*", Const(-0.5), binary("*", y, binary("*", y, y))),
+        "sin": call("cos", x),
+        "cos": unary("-", call("sin", x)),
     }
-    return table[function]() if function in table else None
+    return binary("*", g, factors[function]) if function in factors else None

@@ -73,7 +73,7 @@ def range_of(expr: Expr, parts: tuple[Bounds, ...], load_range: Bounds) -> Bound
         return Bounds(min(parts[1].low, parts[2].low), max(parts[1].high, parts[2].high))
     if isinstance(expr, Binary):
         return BOOL if type_of(expr) == "bool" else _range_of_binary(expr.op, *parts)
-    return _range_of_call(expr, parts)
+    return _range_of_call(expr, parts) if isinstance(expr, Call) else parts[0]
 
 
 def _exact(ends: list[int]) -> Bounds:

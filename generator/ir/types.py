@@ -11,10 +11,11 @@ COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 LOGICAL = ("and", "or")
 BITWISE = ("&", "|", "^")
 _RANK: dict[Type, int] = {"bool": 0, "int": 1, "float": 2}
-_FIXED: dict[str, Type] = dict.fromkeys(
-    ("exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt", "rsqrt", "sin", "cos", "float"),
-    "float",
-) | {"int": "int", "floor": "int"}
+_FIXED: dict[str, Type] = {
+    "exp": "float", "exp2": "float", "log": "float", "log2": "float", "tanh": "float",
+    "sigmoid": "float", "sqrt": "float", "rsqrt": "float", "sin": "float", "cos": "float",
+    "float": "float", "int": "int", "floor": "int",
+}  # fmt: skip
 
 
 def type_of(expr: Expr) -> Type:

@@ -12,7 +12,7 @@ from ..variant import Variant
 from .band import split_band
 from .data import Band, Function, GradientSite, Member, ProgramCapture, TileBound, cpp_name
 from .hooks import DSCORE, Gradient, Hooks, gradient_of, hooks_for, new_emitter, sites_of
-from .presets import conjuncts_of, preset_captures, preset_params, score_of
+from .presets import WINDOW_SIDES, conjuncts_of, preset_captures, preset_params, score_of
 
 __all__ = [
     "DSCORE",
@@ -60,6 +60,17 @@ class Program:
     gradients: tuple[GradientSite, ...] = ()
     score_needed: bool = False
     hooks: Hooks | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def params_cpp(self) -> tuple[Member, ...]:
+        """The run-time params as members of ProgramArgs; the sides of a window are positions."""
+        return tuple(
+            Member(
+                "Acc" if p.type == "float" else "int" if p.name in WINDOW_SIDES else "int64_t",
+                cpp_name(p.name),
+            )
+            for p in self.params
+        )
 
     @property
     def has_args(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ir import Binary, Const, Expr, Name, Unary, binary, call, compare_all, type_of
+from ..ir import Binary, Const, Expr, Name, Unary, binary, call, compare_all, to_text, type_of
 from ..ir.build import NEGATED
 from ..ir.types import children, plain, walk
 from .data import Band
@@ -24,9 +24,15 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a comparison says of positions: q * q_idx + kv * kv_idx + rest <= 0."""
+    """What a comparison says of positions: q * q_idx + kv * kv_idx + rest <= 0.
+
+    Attributes:
+        form: the left side.
+        bound: -rest, simplified.
+    """
 
     form: Linear
+    bound: Expr
 
 
 def split_band(conjuncts: Sequence[Expr]) -> tuple[Band, Expr | None]:
@@ -41,7 +47,7 @@ def split_band(conjuncts: Sequence[Expr]) -> tuple[Band, Expr | None]:
             continue
         for limit in limits:
             if limit.form.kv == 1:  # kv_idx - q_idx <= -rest
-                upper.append(binary("-", Const(0), limit.form.rest))
+                upper.append(limit.bound)
             else:  # rest <= kv_idx - q_idx
                 lower.append(limit.form.rest)
     return Band(_tightest("max", lower), _tightest("min", upper)), compare_all(rest)
@@ -73,8 +79,37 @@ def _tightest(function: str, bounds: list[Expr]) -> Expr | None:
         return None
     result = bounds[0]
     for bound in bounds[1:]:
-        result = call(function, result, bound)
+        nearer = _nearer(function, result, bound)
+        result = call(function, result, bound) if nearer is None else nearer
     return result
+
+
+def _nearer(function: str, a: Expr, b: Expr) -> Expr | None:
+    """The ``min`` or ``max`` of two sums that differ by a constant; None where they don't."""
+    (terms_a, constant_a), (terms_b, constant_b) = _terms(a), _terms(b)
+    if terms_a != terms_b:
+        return None
+    return a if (constant_a < constant_b) is (function == "min") else b
+
+
+def _terms(expr: Expr) -> tuple[dict[str, int], int]:
+    """A sum of ints as the coefficient of each term, by its text, and a constant."""
+    terms: dict[str, int] = {}
+    constant = 0
+    pending = [(expr, 1)]
+    while pending:
+        node, sign = pending.pop()
+        node = plain(node)
+        if isinstance(node, Const):
+            constant += sign * int(node.value)
+        elif isinstance(node, Unary) and node.op == "-":
+            pending.append((node.operand, -sign))
+        elif isinstance(node, Binary) and node.op in ("+", "-"):
+            pending += [(node.left, sign), (node.right, sign if node.op == "+" else -sign)]
+        else:
+            text = to_text(node)
+            terms[text] = terms.get(text, 0) + sign
+    return {text: count for text, count in terms.items() if count}, constant
 
 
 def limits_of(conjunct: Expr) -> tuple[Limit, ...] | None:
@@ -91,12 +126,14 @@ def limits_of(conjunct: Expr) -> tuple[Limit, ...] | None:
     left, right = linear(conjunct.left), linear(conjunct.right)
     if left is None or right is None:
         return None
-    low, high = _minus(left, right), _minus(right, left)
-    if op in (">", ">="):
-        low = high
+    below, above = _minus(left, right), _minus(right, left)
+    if op == "==":
+        return Limit(below, above.rest), Limit(above, below.rest)
+    form, other = (above, below) if op in (">", ">=") else (below, above)
     if op in ("<", ">"):
-        low = Linear(low.q, low.kv, binary("+", low.rest, Const(1)))
-    return (Limit(low), Limit(high)) if op == "==" else (Limit(low),)
+        form = Linear(form.q, form.kv, binary("+", form.rest, Const(1)))
+        other = Linear(other.q, other.kv, binary("-", other.rest, Const(1)))
+    return (Limit(form, other.rest),)
 
 
 def linear(expr: Expr) -> Linear | None:
@@ -137,5 +174,3 @@ def _plus(a: Linear, b: Linear) -> Linear:
 
 def _minus(a: Linear, b: Linear) -> Linear:
     return Linear(a.q - b.q, a.kv - b.kv, binary("-", a.rest, b.rest))
-
-

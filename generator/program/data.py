@@ -8,6 +8,7 @@ from typing import Literal
 from ..body import CaptureDtype
 from ..ir import Expr
 
+LevelName = Literal["head", "row", "column", "element"]
 UNBOUNDED = 2**30
 """A run-time window side that hides nothing; positions are smaller."""
 
@@ -51,7 +52,111 @@ class ProgramCapture:
     block: tuple[int, int] | None = None
 
     @property
-    def cpp_name(name: str) -> str:
+    def cpp_name(self) -> str:
+        """What the rendered code calls it."""
+        return cpp_name(self.name)
+
+    @property
+    def cpp_type(self) -> str:
+        """The type of an element in the rendered code."""
+        return _CPP_TYPES[self.dtype]
+
+    @property
+    def dims_text(self) -> str:
+        """The sizes, for a comment."""
+        return ", ".join(str(dim) for dim in self.dims)
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions; 0 for a scalar."""
+        return len(self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class TileBound:
+    """Per-tile bounds of a capture that the tile test reads; a pre-pass writes them.
+
+    Attributes:
+        name: of the array: the capture's and its side's, such as ``doc_q``.
+        capture: whose elements they bound.
+        side: along which positions, and whose tiles: queries ("q") or keys ("kv").
+        dim: the capture's dimension that the position indexes.
+    """
+
+    name: str
+    capture: ProgramCapture
+    side: Literal["q", "kv"]
+    dim: int
+
+    @property
+    def cpp_type(self) -> str:
+        """The type that a load of the capture gives."""
+        loaded = {"fp16": "float", "bf16": "float"}
+        return loaded.get(self.capture.dtype, self.capture.cpp_type)
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSite:
+    """A place in the score that reads a capture with a gradient.
+
+    Attributes:
+        name: member of SiteGradients, and suffix of site_index_.
+        capture: whose gradient the contributions add to.
+        level: what the entry's place depends on: "head" (b and h), "row", "column" or "element".
+    """
+
+    name: str
+    capture: ProgramCapture
+    level: LevelName
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A value that a hook's struct holds."""
+
+    type: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """The body of a rendered hook: statements, then what it returns."""
+
+    statements: tuple[str, ...]
+    result: str
+
+
+_CPP_TYPES = {
+    "bool": "bool",
+    "int32": "int32_t",
+    "int64": "int64_t",
+    "fp16": "Half",
+    "bf16": "Bfloat16",
+    "fp32": "float",
+    "fp64": "double",
+}
+
+_RESERVED = frozenset(
+    """
+    alignas alignof and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class
+    compl const const_cast constexpr continue decltype default delete do double dynamic_cast else
+    enum explicit export extern false float for friend goto if inline int long mutable namespace new
+    noexcept not_eq nullptr operator or_eq private protected public register reinterpret_cast
+    requires return short signed sizeof static static_assert static_cast struct switch template this
+    thread_local throw true try typedef typeid typename union unsigned using virtual void volatile
+    wchar_t while xor xor_eq
+    int32_t int64_t uint32_t uint64_t NAN INFINITY NULL EOF INT64_MIN INT64_MAX INT_MAX INT_MIN
+    assert errno unix linux stdin stdout stderr
+    math flashgen std Acc Element Head Row Column Range Capture Bound Half Bfloat16 ProgramArgs
+    SiteGradients TileClass TileBounds Interval args head row column sites bounds score dscore
+    b h h_kv q_idx kv_idx q_len kv_len num_heads q_start kv_start q_begin q_end kv_begin kv_end
+    band_lower band_upper num_q_tiles num_kv_tiles q_tile kv_tile q_first q_last kv_first kv_last
+    within load place
+    """.split()
+)
+
+
+def cpp_name(name: str) -> str:
     """``name`` where the rendered code is free to use it, else with an underscore behind it.
 
     Different names stay different: what gets an underscore ends in one.

@@ -82,7 +82,7 @@ class Emitter:
     def _describe(self, node: Node) -> str:
         expr = node.expr
         if isinstance(expr, Load):
-            parts = self.graph.parts(node)
+            parts = list(self.graph.parts(node))
             names = [p.expr.id for p in parts if isinstance(p.expr, Name)]
             if len(names) != len(parts) or not names:
                 return f"{expr.capture}_at" if parts else f"{expr.capture}_value"

@@ -10,10 +10,10 @@ from ..ir.cpp import Accumulator, Text, cast, type_in_cpp
 from ..ir.gradient import derivatives
 from ..ir.graph import COLUMN, HEAD, ROW, Graph
 from ..ir.ranges import DTYPES, FULL, MAX_SEQLEN, Bounds
-from .data import Band, Function, GradientSite, Member, ProgramCapture
+from .data import Band, Function, GradientSite, LevelName, Member, ProgramCapture
 from .emit import Emitter, print_place
 
-LEVEL_NAMES = {HEAD: "head", ROW: "row", COLUMN: "column"}
+LEVEL_NAMES: dict[int, LevelName] = {HEAD: "head", ROW: "row", COLUMN: "column"}
 DSCORE = Name("dscore", "float")
 MAX_INLINE_NODES = 5  # kv_len - q_len + 4096
 MAX_SHIFT = 2**20  # how far from the diagonal a bound may be that is added to positions as it is

@@ -12,6 +12,7 @@ from ..ir.types import plain
 from ..variant import Variant
 from .data import ProgramCapture
 
+WINDOW_SIDES = ("window_left", "window_right")
 SCORE = Name("score", "float")
 Q_IDX, KV_IDX = Name("q_idx"), Name("kv_idx")
 SHIFT = binary("-", Name("kv_len"), Name("q_len"))
@@ -34,7 +35,7 @@ def preset_params(variant: Variant) -> tuple[Param, ...]:
     """The run-time params of presets, in the order of the call."""
     found = []
     if variant.window is not None and variant.window.runtime:
-        found += [Param("window_left", "int"), Param("window_right", "int")]
+        found += [Param(side, "int") for side in WINDOW_SIDES]
     if variant.softcap == "runtime":
         found.append(Param("softcap", "float"))
     return tuple(found)
@@ -92,7 +93,7 @@ def _window(variant: Variant) -> list[Expr]:
     left: Expr | None = Const(window.left) if window.left is not None else None
     right: Expr | None = Const(window.right) if window.right is not None else None
     if window.runtime:
-        left, right = Name("window_left"), Name("window_right")
+        left, right = (Name(side) for side in WINDOW_SIDES)
     found = []
     if left is not None:
         found.append(binary("<=", DIAGONAL, binary("+", KV_IDX, left)))
