@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from .ir.cpp_names import cpp_name
 from .ir.nodes import Expr
 
 CaptureDtype: TypeAlias = Literal["bool", "int32", "int64", "fp16", "bf16", "fp32", "fp64"]
@@ -40,6 +41,11 @@ class Param:
 
     name: str
     type: Literal["int", "float"]
+
+    @property
+    def cpp_name(self) -> str:
+        """What the rendered code calls it."""
+        return cpp_name(self.name)
 
 
 @dataclass(frozen=True, slots=True)

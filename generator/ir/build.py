@@ -168,8 +168,8 @@ def call(function: str, *args: Expr) -> Expr:
         return args[0]
     if function in ("min", "max") and len(args) == 2 and same(args[0], args[1]):
         return args[0]
-    if function in ("min", "max") and len(args) == 3:
-        return call(function, call(function, args[0], args[1]), args[2])
+    if function in ("min", "max") and len(args) > 2:
+        return call(function, call(function, *args[:-1]), args[-1])
     return Call(function, args)
 
 

@@ -7,10 +7,11 @@ from functools import cache
 
 from ..body import Param
 from ..ir import Expr, Name, compare_all, to_text, walk
+from ..ir.cpp_names import cpp_name
 from ..ir.types import plain
 from ..variant import Variant
 from .band import split_band
-from .data import Band, Function, GradientSite, Member, ProgramCapture, TileBound, cpp_name
+from .data import Band, Function, GradientSite, Member, ProgramCapture, TileBound
 from .hooks import DSCORE, Gradient, Hooks, gradient_of, hooks_for, new_emitter, sites_of
 from .presets import WINDOW_SIDES, conjuncts_of, preset_captures, preset_params, score_of
 
@@ -61,16 +62,11 @@ class Program:
     score_needed: bool = False
     hooks: Hooks | None = field(default=None, compare=False, repr=False)
 
-    @property
-    def params_cpp(self) -> tuple[Member, ...]:
-        """The run-time params as members of ProgramArgs; the sides of a window are positions."""
-        return tuple(
-            Member(
-                "Acc" if p.type == "float" else "int" if p.name in WINDOW_SIDES else "int64_t",
-                cpp_name(p.name),
-            )
-            for p in self.params
-        )
+    def cpp_type(self, param: Param) -> str:
+        """The type of a run-time param in ProgramArgs; the sides of a window are positions."""
+        if param.type == "float":
+            return "Acc"
+        return "int" if param.name in WINDOW_SIDES else "int64_t"
 
     @property
     def has_args(self) -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..ir.cpp import PRIMARY, Accumulator, Text, cast, print_node, type_in_cpp
+from ..ir.cpp_names import cpp_name
 from ..ir.graph import COLUMN, ELEMENT, HEAD, ROW, Graph, Node
 from ..ir.nodes import INDEX_NAMES, Call, Const, Expr, Load, Name
-from .data import Function, ProgramCapture, cpp_name
+from .data import Function, ProgramCapture
 
 STRUCTS = {HEAD: "head", ROW: "row", COLUMN: "column"}
 HOIST_COST = 6

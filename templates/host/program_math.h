@@ -5,11 +5,11 @@
 #include <math.h>
 #include <stdint.h>
 
-#ifndef FLASHGEN_INLINE
+#ifndef FLASHGEN_HOST_DEVICE
 #ifdef __CUDACC__
-#define FLASHGEN_INLINE __device__ __forceinline__
+#define FLASHGEN_HOST_DEVICE __host__ __device__ __forceinline__
 #else
-#define FLASHGEN_INLINE inline
+#define FLASHGEN_HOST_DEVICE inline
 #endif
 #endif
 
@@ -17,24 +17,24 @@ namespace flashgen {
 namespace math {
 
 // ---- Integers ----
-FLASHGEN_INLINE int64_t wrap_add(int64_t a, int64_t b) {
+FLASHGEN_HOST_DEVICE int64_t wrap_add(int64_t a, int64_t b) {
     return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
 }
-FLASHGEN_INLINE int64_t wrap_sub(int64_t a, int64_t b) {
+FLASHGEN_HOST_DEVICE int64_t wrap_sub(int64_t a, int64_t b) {
     return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b));
 }
-FLASHGEN_INLINE int64_t wrap_mul(int64_t a, int64_t b) {
+FLASHGEN_HOST_DEVICE int64_t wrap_mul(int64_t a, int64_t b) {
     return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
 }
 
 // a << n and a >> n; 0 where n is outside [0, 63].
-FLASHGEN_INLINE int64_t shift_left(int64_t a, int64_t n) {
+FLASHGEN_HOST_DEVICE int64_t shift_left(int64_t a, int64_t n) {
     return n < 0 || n > 63 ? 0 : static_cast<int64_t>(static_cast<uint64_t>(a) << n);
 }
-FLASHGEN_INLINE int64_t shift_right(int64_t a, int64_t n) { return n < 0 || n > 63 ? 0 : a >> n; }
+FLASHGEN_HOST_DEVICE int64_t shift_right(int64_t a, int64_t n) { return n < 0 || n > 63 ? 0 : a >> n; }
 
 template <typename T>
-FLASHGEN_INLINE T floor_div_integers(T a, T b) {
+FLASHGEN_HOST_DEVICE T floor_div_integers(T a, T b) {
     if (b == 0) return 0;
     if (b == -1) return static_cast<T>(wrap_sub(0, a));  // the lowest integer has no negative
     const T quotient = a / b;
@@ -43,65 +43,65 @@ FLASHGEN_INLINE T floor_div_integers(T a, T b) {
 
 // The remainder that has the divisor's sign.
 template <typename T>
-FLASHGEN_INLINE T floor_mod_integers(T a, T b) {
+FLASHGEN_HOST_DEVICE T floor_mod_integers(T a, T b) {
     if (b == 0 || b == -1) return 0;
     const T remainder = a % b;
     return remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder;
 }
 
-FLASHGEN_INLINE int floor_div(int a, int b) { return floor_div_integers(a, b); }
-FLASHGEN_INLINE int64_t floor_div(int64_t a, int64_t b) { return floor_div_integers(a, b); }
-FLASHGEN_INLINE int64_t floor_div(int64_t a, int b) { return floor_div_integers<int64_t>(a, b); }
-FLASHGEN_INLINE int64_t floor_div(int a, int64_t b) { return floor_div_integers<int64_t>(a, b); }
-FLASHGEN_INLINE int floor_mod(int a, int b) { return floor_mod_integers(a, b); }
-FLASHGEN_INLINE int64_t floor_mod(int64_t a, int64_t b) { return floor_mod_integers(a, b); }
-FLASHGEN_INLINE int64_t floor_mod(int64_t a, int b) { return floor_mod_integers<int64_t>(a, b); }
-FLASHGEN_INLINE int64_t floor_mod(int a, int64_t b) { return floor_mod_integers<int64_t>(a, b); }
+FLASHGEN_HOST_DEVICE int floor_div(int a, int b) { return floor_div_integers(a, b); }
+FLASHGEN_HOST_DEVICE int64_t floor_div(int64_t a, int64_t b) { return floor_div_integers(a, b); }
+FLASHGEN_HOST_DEVICE int64_t floor_div(int64_t a, int b) { return floor_div_integers<int64_t>(a, b); }
+FLASHGEN_HOST_DEVICE int64_t floor_div(int a, int64_t b) { return floor_div_integers<int64_t>(a, b); }
+FLASHGEN_HOST_DEVICE int floor_mod(int a, int b) { return floor_mod_integers(a, b); }
+FLASHGEN_HOST_DEVICE int64_t floor_mod(int64_t a, int64_t b) { return floor_mod_integers(a, b); }
+FLASHGEN_HOST_DEVICE int64_t floor_mod(int64_t a, int b) { return floor_mod_integers<int64_t>(a, b); }
+FLASHGEN_HOST_DEVICE int64_t floor_mod(int a, int64_t b) { return floor_mod_integers<int64_t>(a, b); }
 
 // ---- Either kind: NaN wins, as in PyTorch ----
 template <typename T>
-FLASHGEN_INLINE T minimum(T a, T b) {
+FLASHGEN_HOST_DEVICE T minimum(T a, T b) {
     return a < b || a != a ? a : b;
 }
 template <typename T>
-FLASHGEN_INLINE T maximum(T a, T b) {
+FLASHGEN_HOST_DEVICE T maximum(T a, T b) {
     return a > b || a != a ? a : b;
 }
 #ifdef __CUDA_ARCH__
 template <>
-FLASHGEN_INLINE float minimum<float>(float a, float b) {
+FLASHGEN_HOST_DEVICE float minimum<float>(float a, float b) {
     float result;
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
     return result;
 }
 template <>
-FLASHGEN_INLINE float maximum<float>(float a, float b) {
+FLASHGEN_HOST_DEVICE float maximum<float>(float a, float b) {
     float result;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
     return result;
 }
 #endif
 template <typename T>
-FLASHGEN_INLINE T clamp(T x, T low, T high) {
+FLASHGEN_HOST_DEVICE T clamp(T x, T low, T high) {
     return minimum(maximum(x, low), high);
 }
 
-FLASHGEN_INLINE int absolute(int x) { return x < 0 ? -x : x; }
-FLASHGEN_INLINE int64_t absolute(int64_t x) { return x < 0 ? wrap_sub(0, x) : x; }
-FLASHGEN_INLINE float absolute(float x) { return fabsf(x); }
-FLASHGEN_INLINE double absolute(double x) { return fabs(x); }
+FLASHGEN_HOST_DEVICE int absolute(int x) { return x < 0 ? -x : x; }
+FLASHGEN_HOST_DEVICE int64_t absolute(int64_t x) { return x < 0 ? wrap_sub(0, x) : x; }
+FLASHGEN_HOST_DEVICE float absolute(float x) { return fabsf(x); }
+FLASHGEN_HOST_DEVICE double absolute(double x) { return fabs(x); }
 
 // ---- Reals ----
 template <typename T>
-FLASHGEN_INLINE T divide(T a, T b) {
+FLASHGEN_HOST_DEVICE T divide(T a, T b) {
     return b == 0 ? T(0) : a / b;
 }
 
-FLASHGEN_INLINE float remainder_of(float a, float b) { return fmodf(a, b); }
-FLASHGEN_INLINE double remainder_of(double a, double b) { return fmod(a, b); }
+FLASHGEN_HOST_DEVICE float remainder_of(float a, float b) { return fmodf(a, b); }
+FLASHGEN_HOST_DEVICE double remainder_of(double a, double b) { return fmod(a, b); }
 
 template <typename T>
-FLASHGEN_INLINE T floor_mod_reals(T a, T b) {
+FLASHGEN_HOST_DEVICE T floor_mod_reals(T a, T b) {
     if (b == 0) return 0;
     const T remainder = remainder_of(a, b);
     return remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder;
@@ -109,62 +109,62 @@ FLASHGEN_INLINE T floor_mod_reals(T a, T b) {
 
 // The integer nearest to an exact quotient, which (a - a mod b) / b is up to its rounding.
 template <typename T>
-FLASHGEN_INLINE T floor_div_reals(T a, T b) {
+FLASHGEN_HOST_DEVICE T floor_div_reals(T a, T b) {
     if (b == 0) return 0;
     const T quotient = (a - floor_mod_reals(a, b)) / b;
     return sizeof(T) == 4 ? static_cast<T>(rintf(static_cast<float>(quotient)))
                           : static_cast<T>(rint(static_cast<double>(quotient)));
 }
 
-FLASHGEN_INLINE float floor_mod(float a, float b) { return floor_mod_reals(a, b); }
-FLASHGEN_INLINE double floor_mod(double a, double b) { return floor_mod_reals(a, b); }
-FLASHGEN_INLINE float floor_div(float a, float b) { return floor_div_reals(a, b); }
-FLASHGEN_INLINE double floor_div(double a, double b) { return floor_div_reals(a, b); }
+FLASHGEN_HOST_DEVICE float floor_mod(float a, float b) { return floor_mod_reals(a, b); }
+FLASHGEN_HOST_DEVICE double floor_mod(double a, double b) { return floor_mod_reals(a, b); }
+FLASHGEN_HOST_DEVICE float floor_div(float a, float b) { return floor_div_reals(a, b); }
+FLASHGEN_HOST_DEVICE double floor_div(double a, double b) { return floor_div_reals(a, b); }
 
 // The nearest int64 on the side of zero; 0 for NaN, the last ones beyond them.
 template <typename T>
-FLASHGEN_INLINE int64_t to_int(T x) {
+FLASHGEN_HOST_DEVICE int64_t to_int(T x) {
     if (x != x) return 0;
     if (x >= T(9223372036854775808.0)) return INT64_MAX;
     if (x < T(-9223372036854775808.0)) return INT64_MIN;
     return static_cast<int64_t>(x);
 }
-FLASHGEN_INLINE int64_t floor_to_int(float x) { return to_int(floorf(x)); }
-FLASHGEN_INLINE int64_t floor_to_int(double x) { return to_int(::floor(x)); }
+FLASHGEN_HOST_DEVICE int64_t floor_to_int(float x) { return to_int(floorf(x)); }
+FLASHGEN_HOST_DEVICE int64_t floor_to_int(double x) { return to_int(::floor(x)); }
 
-FLASHGEN_INLINE double exp(double x) { return ::exp(x); }
-FLASHGEN_INLINE double exp2(double x) { return ::exp2(x); }
-FLASHGEN_INLINE double log(double x) { return ::log(x); }
-FLASHGEN_INLINE double log2(double x) { return ::log2(x); }
-FLASHGEN_INLINE double tanh(double x) { return ::tanh(x); }
-FLASHGEN_INLINE double sigmoid(double x) { return 1.0 / (1.0 + ::exp(-x)); }
-FLASHGEN_INLINE double sqrt(double x) { return ::sqrt(x); }
-FLASHGEN_INLINE double rsqrt(double x) { return 1.0 / ::sqrt(x); }
-FLASHGEN_INLINE double sin(double x) { return ::sin(x); }
-FLASHGEN_INLINE double cos(double x) { return ::cos(x); }
+FLASHGEN_HOST_DEVICE double exp(double x) { return ::exp(x); }
+FLASHGEN_HOST_DEVICE double exp2(double x) { return ::exp2(x); }
+FLASHGEN_HOST_DEVICE double log(double x) { return ::log(x); }
+FLASHGEN_HOST_DEVICE double log2(double x) { return ::log2(x); }
+FLASHGEN_HOST_DEVICE double tanh(double x) { return ::tanh(x); }
+FLASHGEN_HOST_DEVICE double sigmoid(double x) { return 1.0 / (1.0 + ::exp(-x)); }
+FLASHGEN_HOST_DEVICE double sqrt(double x) { return ::sqrt(x); }
+FLASHGEN_HOST_DEVICE double rsqrt(double x) { return 1.0 / ::sqrt(x); }
+FLASHGEN_HOST_DEVICE double sin(double x) { return ::sin(x); }
+FLASHGEN_HOST_DEVICE double cos(double x) { return ::cos(x); }
 
-FLASHGEN_INLINE float exp(float x) { return expf(x); }
-FLASHGEN_INLINE float exp2(float x) { return exp2f(x); }
-FLASHGEN_INLINE float log(float x) { return logf(x); }
-FLASHGEN_INLINE float log2(float x) { return log2f(x); }
-FLASHGEN_INLINE float sqrt(float x) { return sqrtf(x); }
-FLASHGEN_INLINE float sin(float x) { return sinf(x); }
-FLASHGEN_INLINE float cos(float x) { return cosf(x); }
+FLASHGEN_HOST_DEVICE float exp(float x) { return expf(x); }
+FLASHGEN_HOST_DEVICE float exp2(float x) { return exp2f(x); }
+FLASHGEN_HOST_DEVICE float log(float x) { return logf(x); }
+FLASHGEN_HOST_DEVICE float log2(float x) { return log2f(x); }
+FLASHGEN_HOST_DEVICE float sqrt(float x) { return sqrtf(x); }
+FLASHGEN_HOST_DEVICE float sin(float x) { return sinf(x); }
+FLASHGEN_HOST_DEVICE float cos(float x) { return cosf(x); }
 #ifdef __CUDA_ARCH__
-FLASHGEN_INLINE float rsqrt(float x) { return rsqrtf(x); }
-FLASHGEN_INLINE float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
+FLASHGEN_HOST_DEVICE float rsqrt(float x) { return rsqrtf(x); }
+FLASHGEN_HOST_DEVICE float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
 // 1 - 2 / (e^2x + 1): two special-function instructions, an absolute error of about 5e-7.
-FLASHGEN_INLINE float tanh(float x) {
+FLASHGEN_HOST_DEVICE float tanh(float x) {
     float power, inverse;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 2.885390082f));
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(power + 1.0f));
     return 1.0f - 2.0f * inverse;
 }
 #else
-FLASHGEN_INLINE float rsqrt(float x) { return 1.0f / sqrtf(x); }
-FLASHGEN_INLINE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-FLASHGEN_INLINE float tanh(float x) { return tanhf(x); }
+FLASHGEN_HOST_DEVICE float rsqrt(float x) { return 1.0f / sqrtf(x); }
+FLASHGEN_HOST_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+FLASHGEN_HOST_DEVICE float tanh(float x) { return tanhf(x); }
 #endif
 
 }  // namespace math
@@ -172,10 +172,10 @@ FLASHGEN_INLINE float tanh(float x) { return tanhf(x); }
 // Positions are less than 2^30. A bound on kv_idx - q_idx beyond every distance means the same as
 // the first one that no pair of positions reaches, and sums of that one and a position are ints.
 constexpr int kMaxDistance = (1 << 30) - 1;
-FLASHGEN_INLINE int lower_distance(int64_t bound) {
+FLASHGEN_HOST_DEVICE int lower_distance(int64_t bound) {
     return static_cast<int>(math::clamp<int64_t>(bound, -kMaxDistance, kMaxDistance + 1));
 }
-FLASHGEN_INLINE int upper_distance(int64_t bound) {
+FLASHGEN_HOST_DEVICE int upper_distance(int64_t bound) {
     return static_cast<int>(math::clamp<int64_t>(bound, -kMaxDistance - 1, kMaxDistance));
 }
 
