@@ -12,7 +12,6 @@
 #include "device/view.cuh"
 #include "host/attention_args.h"
 #include "host/launch.cuh"
-
 #define FLASHGEN_HOOK __device__ __forceinline__
 
 namespace {
@@ -21,6 +20,7 @@ using namespace flashgen;
 
 // ---- Variant ----
 using Element = Bf16;
+using Acc = float;  // of scores, sums and the program
 constexpr int kHeadDim = 128;  // of Q and K
 constexpr int kHeadDimV = 128;  // of V and out
 
@@ -52,43 +52,69 @@ constexpr int kLseOffset = 139264;  // 512: 2 tiles of lse
 constexpr int kDeltaOffset = 139776;  // 512: 2 tiles of delta
 constexpr int kSmemBytes = 140288;
 
-// ---- Program: mask = kv_idx <= q_idx + (kv_len - q_len) ----
+// ---- Program ----
+// score = score
+// mask = kv_idx <= q_idx + (kv_len - q_len)
 // Ranges are half open. Tiles outside a visible range are never visited, tiles inside a full range
 // skip mask_mod; the rest ask mask_mod about every element.
 struct Range {
     int begin, end;
 };
 
+struct ProgramArgs {};
+
+// A head of a sequence, and what depends on nothing else.
+struct Head {
+    int b, h, h_kv, q_len, kv_len, num_heads;
+};
+
+FLASHGEN_HOOK Head make_head(const ProgramArgs&, int b, int h, int h_kv, int q_len, int kv_len,
+                             int num_heads) {
+    Head head = {b, h, h_kv, q_len, kv_len, num_heads};
+    return head;
+}
+
+struct Row {};
+[[maybe_unused]] FLASHGEN_HOOK Row make_row(const ProgramArgs&, const Head&, int) {
+    return {};  // nothing depends on it
+}
+
+struct Column {};
+[[maybe_unused]] FLASHGEN_HOOK Column make_column(const ProgramArgs&, const Head&, int) {
+    return {};  // nothing depends on it
+}
+
 // Whether query q_idx sees key kv_idx.
-FLASHGEN_HOOK bool mask_mod(int q_idx, int kv_idx, int q_len, int kv_len) {
-    return kv_idx <= q_idx + (kv_len - q_len);
+FLASHGEN_HOOK bool mask_mod(const ProgramArgs& args, const Head& head, const Row& row,
+                            const Column& column, int q_idx, int kv_idx) {
+    return kv_idx <= q_idx + (head.kv_len - head.q_len);
 }
 
 // Queries that some key of [kv_begin, kv_end) is visible to.
-FLASHGEN_HOOK Range visible_queries(int kv_begin, int kv_end, int q_len, int kv_len) {
-    const int begin = max(0, kv_begin - (kv_len - q_len));
-    const int end = q_len;
+FLASHGEN_HOOK Range visible_queries(const Head& head, int kv_begin, int kv_end) {
+    const int begin = max(0, kv_begin - (head.kv_len - head.q_len));
+    const int end = head.q_len;
     return {begin, max(begin, end)};
 }
 
 // Queries that see every key of [kv_begin, kv_end).
-FLASHGEN_HOOK Range full_queries(int kv_begin, int kv_end, int q_len, int kv_len) {
-    const int begin = max(0, kv_end - 1 - (kv_len - q_len));
-    const int end = q_len;
+FLASHGEN_HOOK Range full_queries(const Head& head, int kv_begin, int kv_end) {
+    const int begin = max(0, kv_end - 1 - (head.kv_len - head.q_len));
+    const int end = head.q_len;
     return {begin, max(begin, end)};
 }
 
 // Keys that some query of [q_begin, q_end) may see.
-FLASHGEN_HOOK Range visible_keys(int q_begin, int q_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range visible_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
-    const int end = min(kv_len, q_end + (kv_len - q_len));
+    const int end = min(head.kv_len, q_end + (head.kv_len - head.q_len));
     return {begin, max(begin, end)};
 }
 
 // Keys that every query of [q_begin, q_end) sees.
-FLASHGEN_HOOK Range full_keys(int q_begin, int q_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
-    const int end = min(kv_len, q_begin + 1 + (kv_len - q_len));
+    const int end = min(head.kv_len, q_begin + 1 + (head.kv_len - head.q_len));
     return {begin, max(begin, end)};
 }
 
@@ -108,6 +134,7 @@ struct Params {
     int seqlen_q, seqlen_k;
     float softmax_scale;
     float softmax_scale_log2;  // softmax_scale * log2(e)
+    ProgramArgs program;
 };
 
 constexpr float kLog2EFloat = static_cast<float>(kLog2E);
@@ -190,8 +217,9 @@ __global__ void __launch_bounds__(kDqThreads)
     const int h_kv = h / p.group;
     const int q_begin = tile_m * kDqTileM;
     const int num_rows = min(kDqTileM, p.seqlen_q - q_begin);
-    const Range visible = visible_keys(q_begin, q_begin + num_rows, p.seqlen_q, p.seqlen_k);
-    const Range full = full_keys(q_begin, q_begin + num_rows, p.seqlen_q, p.seqlen_k);
+    const Head head = make_head(p.program, b, h, h_kv, p.seqlen_q, p.seqlen_k, p.num_heads);
+    const Range visible = visible_keys(head, q_begin, q_begin + num_rows);
+    const Range full = full_keys(head, q_begin, q_begin + num_rows);
 
     q_smem.clear_padding<kHeadDim, kDqThreads>();
     k_smem.clear_padding<kHeadDim, kDqThreads>();
@@ -202,14 +230,14 @@ __global__ void __launch_bounds__(kDqThreads)
                                                num_rows);
 
     // Row statistics of the lane's two rows; a row past the end has dO = 0 and adds nothing.
-    const int64_t head = int64_t{b} * p.num_heads + h;
+    const int64_t row_head = int64_t{b} * p.num_heads + h;
     float lse_log2[2], delta[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int row = q_begin + warp * 16 + fragment_row(lane, 2 * r);
         const bool exists = row < p.seqlen_q;
-        lse_log2[r] = exists ? p.lse[head * p.seqlen_q + row] * kLog2EFloat : 0.0f;
-        delta[r] = exists ? p.delta[head * p.num_tiles_m * kTileM + row] : 0.0f;
+        lse_log2[r] = exists ? p.lse[row_head * p.seqlen_q + row] * kLog2EFloat : 0.0f;
+        delta[r] = exists ? p.delta[row_head * p.num_tiles_m * kTileM + row] : 0.0f;
     }
 
     float dq[kBlocksQk][2][4] = {};
@@ -237,7 +265,7 @@ __global__ void __launch_bounds__(kDqThreads)
                     const int q_idx = q_begin + warp * 16 + fragment_row(lane, i);
                     const int kv_idx = kv_begin + n * 8 + fragment_col(lane, i);
                     const bool visible_here =
-                        kv_idx < p.seqlen_k && mask_mod(q_idx, kv_idx, p.seqlen_q, p.seqlen_k);
+                        kv_idx < p.seqlen_k && mask_mod(p.program, head, {}, {}, q_idx, kv_idx);
                     if (!visible_here) probability = 0.0f;
                 }
                 ds[n][i] = probability * (ds[n][i] - delta[i / 2]);
@@ -268,6 +296,7 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
     }
     if (!masked) return;
     lane = opaque(lane);
+    const Head head = make_head(p.program, 0, 0, 0, p.seqlen_q, p.seqlen_k, 0);
     // After the exponential: a row that sees no key has lse = -inf, and exp2(s + inf) is no number.
 #pragma unroll
     for (int m = 0; m < kBlocksM; ++m) {
@@ -276,7 +305,7 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
             const int q_idx = q_begin + m * 8 + fragment_col(lane, i);
             const int kv_idx = kv_first + fragment_row(lane, i);
             const bool visible =
-                kv_idx < p.seqlen_k && mask_mod(q_idx, kv_idx, p.seqlen_q, p.seqlen_k);
+                kv_idx < p.seqlen_k && mask_mod(p.program, head, {}, {}, q_idx, kv_idx);
             if (!visible) s[m][i] = 0.0f;
         }
     }
@@ -319,8 +348,9 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const int h_kv = own.h_kv;
     const int kv_begin = own.kv_begin;
     const int num_keys = own.num_keys;
-    const Range visible = visible_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
-    const Range full = full_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
+    const Head head = make_head(p.program, 0, 0, 0, p.seqlen_q, p.seqlen_k, 0);
+    const Range visible = visible_queries(head, kv_begin, kv_begin + num_keys);
+    const Range full = full_queries(head, kv_begin, kv_begin + num_keys);
     const int first_tile = visible.begin / kTileM;
     const bool any_visible = visible.begin < visible.end;
 

@@ -9,7 +9,6 @@
 #include "cpu/softmax.h"
 #include "cpu/tiles.h"
 #include "host/attention_args.h"
-
 namespace flashgen {
 namespace {
 
@@ -48,43 +47,69 @@ static_assert(kTileM % kWidth == 0, "a task is whole panels");
 
 #define FLASHGEN_HOOK static inline
 
-// ---- Program: mask = kv_idx <= q_idx + (kv_len - q_len) ----
+// ---- Program ----
+// score = score
+// mask = kv_idx <= q_idx + (kv_len - q_len)
 // Ranges are half open. Tiles outside a visible range are never visited, tiles inside a full range
 // skip mask_mod; the rest ask mask_mod about every element.
 struct Range {
     int begin, end;
 };
 
+struct ProgramArgs {};
+
+// A head of a sequence, and what depends on nothing else.
+struct Head {
+    int b, h, h_kv, q_len, kv_len, num_heads;
+};
+
+FLASHGEN_HOOK Head make_head(const ProgramArgs&, int b, int h, int h_kv, int q_len, int kv_len,
+                             int num_heads) {
+    Head head = {b, h, h_kv, q_len, kv_len, num_heads};
+    return head;
+}
+
+struct Row {};
+[[maybe_unused]] FLASHGEN_HOOK Row make_row(const ProgramArgs&, const Head&, int) {
+    return {};  // nothing depends on it
+}
+
+struct Column {};
+[[maybe_unused]] FLASHGEN_HOOK Column make_column(const ProgramArgs&, const Head&, int) {
+    return {};  // nothing depends on it
+}
+
 // Whether query q_idx sees key kv_idx.
-FLASHGEN_HOOK bool mask_mod(int q_idx, int kv_idx, int q_len, int kv_len) {
-    return kv_idx <= q_idx + (kv_len - q_len);
+FLASHGEN_HOOK bool mask_mod(const ProgramArgs& args, const Head& head, const Row& row,
+                            const Column& column, int q_idx, int kv_idx) {
+    return kv_idx <= q_idx + (head.kv_len - head.q_len);
 }
 
 // Keys that some query of [q_begin, q_end) may see.
-FLASHGEN_HOOK Range visible_keys(int q_begin, int q_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range visible_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
-    const int end = min(kv_len, q_end + (kv_len - q_len));
+    const int end = min(head.kv_len, q_end + (head.kv_len - head.q_len));
     return {begin, max(begin, end)};
 }
 
 // Keys that every query of [q_begin, q_end) sees.
-FLASHGEN_HOOK Range full_keys(int q_begin, int q_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
-    const int end = min(kv_len, q_begin + 1 + (kv_len - q_len));
+    const int end = min(head.kv_len, q_begin + 1 + (head.kv_len - head.q_len));
     return {begin, max(begin, end)};
 }
 
 // Queries that some key of [kv_begin, kv_end) is visible to.
-FLASHGEN_HOOK Range visible_queries(int kv_begin, int kv_end, int q_len, int kv_len) {
-    const int begin = max(0, kv_begin - (kv_len - q_len));
-    const int end = q_len;
+FLASHGEN_HOOK Range visible_queries(const Head& head, int kv_begin, int kv_end) {
+    const int begin = max(0, kv_begin - (head.kv_len - head.q_len));
+    const int end = head.q_len;
     return {begin, max(begin, end)};
 }
 
 // Queries that see every key of [kv_begin, kv_end).
-FLASHGEN_HOOK Range full_queries(int kv_begin, int kv_end, int q_len, int kv_len) {
-    const int begin = max(0, kv_end - 1 - (kv_len - q_len));
-    const int end = q_len;
+FLASHGEN_HOOK Range full_queries(const Head& head, int kv_begin, int kv_end) {
+    const int begin = max(0, kv_end - 1 - (head.kv_len - head.q_len));
+    const int end = head.q_len;
     return {begin, max(begin, end)};
 }
 
@@ -120,8 +145,9 @@ struct Step {
 // One panel of queries, the `panel`-th of its tile, against one tile of keys.
 void accumulate_dq(QueryScratch& s, const AttentionArgs& a, int q_begin, int panel, Step tile) {
     const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
+    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
     const int first = q_begin + panel * kWidth, last = min(first + kWidth, q_len);
-    const Range visible = visible_keys(first, last, q_len, kv_len);
+    const Range visible = visible_keys(head, first, last);
     const Range keys = {max(visible.begin, tile.rows.begin), min(visible.end, tile.rows.end)};
     const int count = keys.end - keys.begin, skipped = keys.begin - tile.base;
     if (count <= 0) return;
@@ -137,11 +163,11 @@ void accumulate_dq(QueryScratch& s, const AttentionArgs& a, int q_begin, int pan
     if (a.dropout_threshold > 0) {
         drop<Panel, kTileM>(s.dscores, s.keep + skipped * kTileM + panel * kWidth, count);
     }
-    const Range full = full_keys(first, last, q_len, kv_len);
+    const Range full = full_keys(head, first, last);
     if (keys.begin < full.begin || keys.end > full.end) {
         for (int n = 0; n < count; ++n) {
             for (int i = 0; i < kWidth; ++i) {
-                mask_element(mask_mod(first + i, keys.begin + n, q_len, kv_len),
+                mask_element(mask_mod({}, head, {}, {}, first + i, keys.begin + n),
                              s.scores[n * kWidth + i], s.dscores[n * kWidth + i]);
             }
         }
@@ -158,6 +184,7 @@ void accumulate_dq(QueryScratch& s, const AttentionArgs& a, int q_begin, int pan
 // One tile of queries of one head against every key that it sees.
 void backward_queries(QueryScratch& s, const AttentionArgs& a, int64_t b, int64_t h, int q_begin) {
     const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
+    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
     const int queries = min(kTileM, q_len - q_begin);
     const int panels = static_cast<int>(ceil_div(queries, kWidth));
     const int64_t h_kv = h / (a.num_heads / a.num_heads_kv);
@@ -173,7 +200,7 @@ void backward_queries(QueryScratch& s, const AttentionArgs& a, int64_t b, int64_
     load_row_stats(a, b, h, q_begin, queries, s.lse, s.delta);
     std::fill_n(s.dq, panels * (kWidth * kHeadDim), Acc{0});
 
-    const Range visible = visible_keys(q_begin, q_begin + queries, q_len, kv_len);
+    const Range visible = visible_keys(head, q_begin, q_begin + queries);
     for (int base = visible.begin / kTileN * kTileN; base < visible.end; base += kTileN) {
         const Range keys = {max(visible.begin, base), min(visible.end, base + kTileN)};
         const int skipped = keys.begin - base, count = keys.end - keys.begin;
@@ -211,8 +238,9 @@ static_assert(kDkvTileN % kWidth == 0, "a task is whole panels");
 // One panel of keys, the `panel`-th of its tile, against one tile of queries.
 void accumulate_dk_dv(KeyScratch& s, const AttentionArgs& a, int kv_begin, int panel, Step tile) {
     const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
+    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
     const int first = kv_begin + panel * kWidth, last = min(first + kWidth, kv_len);
-    const Range visible = visible_queries(first, last, q_len, kv_len);
+    const Range visible = visible_queries(head, first, last);
     const Range queries = {max(visible.begin, tile.rows.begin), min(visible.end, tile.rows.end)};
     const int count = queries.end - queries.begin, skipped = queries.begin - tile.base;
     if (count <= 0) return;
@@ -227,11 +255,11 @@ void accumulate_dk_dv(KeyScratch& s, const AttentionArgs& a, int kv_begin, int p
     Panel::product<kStrideV, 1>(dout, s.v + panel * (kWidth * kHeadDimV), count, kHeadDimV,
                                 dp_scale, s.dscores);
     if (a.dropout_threshold > 0) drop<Panel, kDkvTileN>(s.dscores, keep, count);
-    const Range full = full_queries(first, last, q_len, kv_len);
+    const Range full = full_queries(head, first, last);
     if (queries.begin < full.begin || queries.end > full.end) {
         for (int m = 0; m < count; ++m) {
             for (int i = 0; i < kWidth; ++i) {
-                mask_element(mask_mod(queries.begin + m, first + i, q_len, kv_len),
+                mask_element(mask_mod({}, head, {}, {}, queries.begin + m, first + i),
                              s.scores[m * kWidth + i], s.dscores[m * kWidth + i]);
             }
         }
@@ -260,6 +288,7 @@ void load_queries(KeyScratch& s, const AttentionArgs& a, int64_t b, int64_t h, S
 // One tile of keys of one key head against every query of its group that sees it.
 void backward_keys(KeyScratch& s, const AttentionArgs& a, int64_t b, int64_t h_kv, int kv_begin) {
     const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
+    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
     const int keys = min(kDkvTileN, kv_len - kv_begin);
     const int panels = static_cast<int>(ceil_div(keys, kWidth));
     const int64_t group = a.num_heads / a.num_heads_kv;
@@ -269,7 +298,7 @@ void backward_keys(KeyScratch& s, const AttentionArgs& a, int64_t b, int64_t h_k
     std::fill_n(s.dk, panels * (kWidth * kHeadDim), Acc{0});
     std::fill_n(s.dv, panels * (kWidth * kHeadDimV), Acc{0});
 
-    const Range visible = visible_queries(kv_begin, kv_begin + keys, q_len, kv_len);
+    const Range visible = visible_queries(head, kv_begin, kv_begin + keys);
     for (int64_t h = h_kv * group; h < (h_kv + 1) * group; ++h) {
         const DropoutStream stream = dropout_stream(a, b, h);
         for (int base = visible.begin / kDkvTileM * kDkvTileM; base < visible.end;

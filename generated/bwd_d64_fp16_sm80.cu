@@ -12,7 +12,6 @@
 #include "device/view.cuh"
 #include "host/attention_args.h"
 #include "host/launch.cuh"
-
 #define FLASHGEN_HOOK __device__ __forceinline__
 
 namespace {
@@ -21,6 +20,7 @@ using namespace flashgen;
 
 // ---- Variant ----
 using Element = Fp16;
+using Acc = float;  // of scores, sums and the program
 constexpr int kHeadDim = 64;  // of Q and K
 constexpr int kHeadDimV = 64;  // of V and out
 
@@ -54,27 +54,54 @@ constexpr int kDeltaOffset = 74240;  // 512: 2 tiles of delta
 constexpr int kDsOffset = 74752;  // 18432: dS, transposed
 constexpr int kSmemBytes = 93184;
 
-// ---- Program: mask = True ----
+// ---- Program ----
+// score = score
+// mask = True
 // Ranges are half open. Tiles outside a visible range are never visited, tiles inside a full range
 // skip mask_mod; the rest ask mask_mod about every element.
 struct Range {
     int begin, end;
 };
 
+struct ProgramArgs {};
+
+// A head of a sequence, and what depends on nothing else.
+struct Head {
+    int b, h, h_kv, q_len, kv_len, num_heads;
+};
+
+FLASHGEN_HOOK Head make_head(const ProgramArgs&, int b, int h, int h_kv, int q_len, int kv_len,
+                             int num_heads) {
+    Head head = {b, h, h_kv, q_len, kv_len, num_heads};
+    return head;
+}
+
+struct Row {};
+[[maybe_unused]] FLASHGEN_HOOK Row make_row(const ProgramArgs&, const Head&, int) {
+    return {};  // nothing depends on it
+}
+
+struct Column {};
+[[maybe_unused]] FLASHGEN_HOOK Column make_column(const ProgramArgs&, const Head&, int) {
+    return {};  // nothing depends on it
+}
+
 // Whether query q_idx sees key kv_idx.
-FLASHGEN_HOOK bool mask_mod(int, int, int, int) { return true; }
+FLASHGEN_HOOK bool mask_mod(const ProgramArgs&, const Head&, const Row&, const Column&, int, int) {
+    return true;
+}
 
 // Queries that some key of [kv_begin, kv_end) is visible to.
-FLASHGEN_HOOK Range visible_queries(int kv_begin, int kv_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range visible_queries(const Head& head, int kv_begin, int kv_end) {
     const int begin = 0;
-    const int end = q_len;
+    const int end = head.q_len;
     return {begin, max(begin, end)};
 }
 
 // Queries that see every key of [kv_begin, kv_end).
-FLASHGEN_HOOK Range full_queries(int kv_begin, int kv_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range full_queries(const Head& head, int kv_begin, int kv_end) {
     const int begin = 0;
-    const int end = q_len;
+    const int end = head.q_len;
     return {begin, max(begin, end)};
 }
 
@@ -95,6 +122,7 @@ struct Params {
     int seqlen_q, seqlen_k;
     float softmax_scale;
     float softmax_scale_log2;  // softmax_scale * log2(e)
+    ProgramArgs program;
 };
 
 constexpr float kLog2EFloat = static_cast<float>(kLog2E);
@@ -233,6 +261,7 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
     }
     if (!masked) return;
     lane = opaque(lane);
+    const Head head = make_head(p.program, 0, 0, 0, p.seqlen_q, p.seqlen_k, 0);
     // After the exponential: a row that sees no key has lse = -inf, and exp2(s + inf) is no number.
 #pragma unroll
     for (int m = 0; m < kBlocksM; ++m) {
@@ -241,7 +270,7 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
             const int q_idx = q_begin + m * 8 + fragment_col(lane, i);
             const int kv_idx = kv_first + fragment_row(lane, i);
             const bool visible =
-                kv_idx < p.seqlen_k && mask_mod(q_idx, kv_idx, p.seqlen_q, p.seqlen_k);
+                kv_idx < p.seqlen_k && mask_mod(p.program, head, {}, {}, q_idx, kv_idx);
             if (!visible) s[m][i] = 0.0f;
         }
     }
@@ -285,8 +314,9 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const int h_kv = own.h_kv;
     const int kv_begin = own.kv_begin;
     const int num_keys = own.num_keys;
-    const Range visible = visible_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
-    const Range full = full_queries(kv_begin, kv_begin + num_keys, p.seqlen_q, p.seqlen_k);
+    const Head head = make_head(p.program, 0, 0, 0, p.seqlen_q, p.seqlen_k, 0);
+    const Range visible = visible_queries(head, kv_begin, kv_begin + num_keys);
+    const Range full = full_queries(head, kv_begin, kv_begin + num_keys);
     const int first_tile = visible.begin / kTileM;
     const bool any_visible = visible.begin < visible.end;
 

@@ -8,7 +8,6 @@
 #include "cpu/softmax.h"
 #include "cpu/tiles.h"
 #include "host/attention_args.h"
-
 namespace flashgen {
 namespace {
 
@@ -47,41 +46,68 @@ static_assert(kTileM % kWidth == 0, "a task is whole panels");
 
 #define FLASHGEN_HOOK static inline
 
-// ---- Program: mask = True ----
+// ---- Program ----
+// score = score
+// mask = True
 // Ranges are half open. Tiles outside a visible range are never visited, tiles inside a full range
 // skip mask_mod; the rest ask mask_mod about every element.
 struct Range {
     int begin, end;
 };
 
+struct ProgramArgs {};
+
+// A head of a sequence, and what depends on nothing else.
+struct Head {
+    int b, h, h_kv, q_len, kv_len, num_heads;
+};
+
+FLASHGEN_HOOK Head make_head(const ProgramArgs&, int b, int h, int h_kv, int q_len, int kv_len,
+                             int num_heads) {
+    Head head = {b, h, h_kv, q_len, kv_len, num_heads};
+    return head;
+}
+
+struct Row {};
+[[maybe_unused]] FLASHGEN_HOOK Row make_row(const ProgramArgs&, const Head&, int) {
+    return {};  // nothing depends on it
+}
+
+struct Column {};
+[[maybe_unused]] FLASHGEN_HOOK Column make_column(const ProgramArgs&, const Head&, int) {
+    return {};  // nothing depends on it
+}
+
 // Whether query q_idx sees key kv_idx.
-FLASHGEN_HOOK bool mask_mod(int, int, int, int) { return true; }
+FLASHGEN_HOOK bool mask_mod(const ProgramArgs&, const Head&, const Row&, const Column&, int, int) {
+    return true;
+}
 
 // Keys that some query of [q_begin, q_end) may see.
-FLASHGEN_HOOK Range visible_keys(int q_begin, int q_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range visible_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
-    const int end = kv_len;
+    const int end = head.kv_len;
     return {begin, max(begin, end)};
 }
 
 // Keys that every query of [q_begin, q_end) sees.
-FLASHGEN_HOOK Range full_keys(int q_begin, int q_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
-    const int end = kv_len;
+    const int end = head.kv_len;
     return {begin, max(begin, end)};
 }
 
 // Queries that some key of [kv_begin, kv_end) is visible to.
-FLASHGEN_HOOK Range visible_queries(int kv_begin, int kv_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range visible_queries(const Head& head, int kv_begin, int kv_end) {
     const int begin = 0;
-    const int end = q_len;
+    const int end = head.q_len;
     return {begin, max(begin, end)};
 }
 
 // Queries that see every key of [kv_begin, kv_end).
-FLASHGEN_HOOK Range full_queries(int kv_begin, int kv_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range full_queries(const Head& head, int kv_begin, int kv_end) {
     const int begin = 0;
-    const int end = q_len;
+    const int end = head.q_len;
     return {begin, max(begin, end)};
 }
 
@@ -110,8 +136,9 @@ struct Step {
 // One panel of queries, the `panel`-th of its tile, against one tile of keys.
 void accumulate_dq(QueryScratch& s, const AttentionArgs& a, int q_begin, int panel, Step tile) {
     const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
+    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
     const int first = q_begin + panel * kWidth, last = min(first + kWidth, q_len);
-    const Range visible = visible_keys(first, last, q_len, kv_len);
+    const Range visible = visible_keys(head, first, last);
     const Range keys = {max(visible.begin, tile.rows.begin), min(visible.end, tile.rows.end)};
     const int count = keys.end - keys.begin, skipped = keys.begin - tile.base;
     if (count <= 0) return;
@@ -134,6 +161,7 @@ void accumulate_dq(QueryScratch& s, const AttentionArgs& a, int q_begin, int pan
 // One tile of queries of one head against every key that it sees.
 void backward_queries(QueryScratch& s, const AttentionArgs& a, int64_t b, int64_t h, int q_begin) {
     const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
+    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
     const int queries = min(kTileM, q_len - q_begin);
     const int panels = static_cast<int>(ceil_div(queries, kWidth));
     const int64_t h_kv = h / (a.num_heads / a.num_heads_kv);
@@ -147,7 +175,7 @@ void backward_queries(QueryScratch& s, const AttentionArgs& a, int64_t b, int64_
     load_row_stats(a, b, h, q_begin, queries, s.lse, s.delta);
     std::fill_n(s.dq, panels * (kWidth * kHeadDim), Acc{0});
 
-    const Range visible = visible_keys(q_begin, q_begin + queries, q_len, kv_len);
+    const Range visible = visible_keys(head, q_begin, q_begin + queries);
     for (int base = visible.begin / kTileN * kTileN; base < visible.end; base += kTileN) {
         const Range keys = {max(visible.begin, base), min(visible.end, base + kTileN)};
         const int skipped = keys.begin - base, count = keys.end - keys.begin;
@@ -180,8 +208,9 @@ static_assert(kDkvTileN % kWidth == 0, "a task is whole panels");
 // One panel of keys, the `panel`-th of its tile, against one tile of queries.
 void accumulate_dk_dv(KeyScratch& s, const AttentionArgs& a, int kv_begin, int panel, Step tile) {
     const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
+    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
     const int first = kv_begin + panel * kWidth, last = min(first + kWidth, kv_len);
-    const Range visible = visible_queries(first, last, q_len, kv_len);
+    const Range visible = visible_queries(head, first, last);
     const Range queries = {max(visible.begin, tile.rows.begin), min(visible.end, tile.rows.end)};
     const int count = queries.end - queries.begin, skipped = queries.begin - tile.base;
     if (count <= 0) return;
@@ -215,6 +244,7 @@ void load_queries(KeyScratch& s, const AttentionArgs& a, int64_t b, int64_t h, S
 // One tile of keys of one key head against every query of its group that sees it.
 void backward_keys(KeyScratch& s, const AttentionArgs& a, int64_t b, int64_t h_kv, int kv_begin) {
     const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
+    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
     const int keys = min(kDkvTileN, kv_len - kv_begin);
     const int panels = static_cast<int>(ceil_div(keys, kWidth));
     const int64_t group = a.num_heads / a.num_heads_kv;
@@ -224,7 +254,7 @@ void backward_keys(KeyScratch& s, const AttentionArgs& a, int64_t b, int64_t h_k
     std::fill_n(s.dk, panels * (kWidth * kHeadDim), Acc{0});
     std::fill_n(s.dv, panels * (kWidth * kHeadDimV), Acc{0});
 
-    const Range visible = visible_queries(kv_begin, kv_begin + keys, q_len, kv_len);
+    const Range visible = visible_queries(head, kv_begin, kv_begin + keys);
     for (int64_t h = h_kv * group; h < (h_kv + 1) * group; ++h) {
         for (int base = visible.begin / kDkvTileM * kDkvTileM; base < visible.end;
              base += kDkvTileM) {

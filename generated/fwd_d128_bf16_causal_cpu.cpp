@@ -7,7 +7,6 @@
 #include "cpu/softmax.h"
 #include "cpu/tiles.h"
 #include "host/attention_args.h"
-
 namespace flashgen {
 namespace {
 
@@ -44,29 +43,55 @@ static_assert(kTileM % kWidth == 0, "a task is whole panels");
 
 #define FLASHGEN_HOOK static inline
 
-// ---- Program: mask = kv_idx <= q_idx + (kv_len - q_len) ----
+// ---- Program ----
+// score = score
+// mask = kv_idx <= q_idx + (kv_len - q_len)
 // Ranges are half open. Tiles outside a visible range are never visited, tiles inside a full range
 // skip mask_mod; the rest ask mask_mod about every element.
 struct Range {
     int begin, end;
 };
 
+struct ProgramArgs {};
+
+// A head of a sequence, and what depends on nothing else.
+struct Head {
+    int b, h, h_kv, q_len, kv_len, num_heads;
+};
+
+FLASHGEN_HOOK Head make_head(const ProgramArgs&, int b, int h, int h_kv, int q_len, int kv_len,
+                             int num_heads) {
+    Head head = {b, h, h_kv, q_len, kv_len, num_heads};
+    return head;
+}
+
+struct Row {};
+[[maybe_unused]] FLASHGEN_HOOK Row make_row(const ProgramArgs&, const Head&, int) {
+    return {};  // nothing depends on it
+}
+
+struct Column {};
+[[maybe_unused]] FLASHGEN_HOOK Column make_column(const ProgramArgs&, const Head&, int) {
+    return {};  // nothing depends on it
+}
+
 // Whether query q_idx sees key kv_idx.
-FLASHGEN_HOOK bool mask_mod(int q_idx, int kv_idx, int q_len, int kv_len) {
-    return kv_idx <= q_idx + (kv_len - q_len);
+FLASHGEN_HOOK bool mask_mod(const ProgramArgs& args, const Head& head, const Row& row,
+                            const Column& column, int q_idx, int kv_idx) {
+    return kv_idx <= q_idx + (head.kv_len - head.q_len);
 }
 
 // Keys that some query of [q_begin, q_end) may see.
-FLASHGEN_HOOK Range visible_keys(int q_begin, int q_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range visible_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
-    const int end = min(kv_len, q_end + (kv_len - q_len));
+    const int end = min(head.kv_len, q_end + (head.kv_len - head.q_len));
     return {begin, max(begin, end)};
 }
 
 // Keys that every query of [q_begin, q_end) sees.
-FLASHGEN_HOOK Range full_keys(int q_begin, int q_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
-    const int end = min(kv_len, q_begin + 1 + (kv_len - q_len));
+    const int end = min(head.kv_len, q_begin + 1 + (head.kv_len - head.q_len));
     return {begin, max(begin, end)};
 }
 
@@ -90,10 +115,10 @@ struct KeyTile {
 };
 
 // S^T = -inf where the query does not see the key.
-void mask_scores(Acc* scores, int q_begin, Range keys, int q_len, int kv_len) {
+void mask_scores(Acc* scores, int q_begin, Range keys, const Head& head) {
     for (int kv = keys.begin; kv < keys.end; ++kv, scores += kWidth) {
         for (int i = 0; i < kWidth; ++i) {
-            const bool seen = mask_mod(q_begin + i, kv, q_len, kv_len);
+            const bool seen = mask_mod({}, head, {}, {}, q_begin + i, kv);
             scores[i] = seen ? scores[i] : -std::numeric_limits<Acc>::infinity();
         }
     }
@@ -102,8 +127,9 @@ void mask_scores(Acc* scores, int q_begin, Range keys, int q_len, int kv_len) {
 // One panel of queries, the `panel`-th of its tile, against one tile of keys.
 void attend(Scratch& s, const AttentionArgs& a, int q_begin, int panel, KeyTile tile) {
     const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
+    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
     const int first = q_begin + panel * kWidth, last = min(first + kWidth, q_len);
-    const Range visible = visible_keys(first, last, q_len, kv_len);
+    const Range visible = visible_keys(head, first, last);
     const Range keys = {max(visible.begin, tile.keys.begin), min(visible.end, tile.keys.end)};
     const int count = keys.end - keys.begin, skipped = keys.begin - tile.base;
     if (count <= 0) return;
@@ -111,9 +137,9 @@ void attend(Scratch& s, const AttentionArgs& a, int q_begin, int panel, KeyTile 
     // S^T = softmax_scale K Q^T  [keys, kWidth]
     Panel::product<kStrideQk, 1>(s.k + skipped * kStrideQk, s.q + panel * (kWidth * kHeadDim),
                                  count, kHeadDim, static_cast<Acc>(a.softmax_scale), s.scores);
-    const Range full = full_keys(first, last, q_len, kv_len);
+    const Range full = full_keys(head, first, last);
     if (keys.begin < full.begin || keys.end > full.end) {
-        mask_scores(s.scores, first, keys, q_len, kv_len);
+        mask_scores(s.scores, first, keys, head);
     }
 
     // P^T = exp(S^T - row_max), O^T = O^T exp(old row_max - row_max) + V^T P^T
@@ -127,6 +153,7 @@ void attend(Scratch& s, const AttentionArgs& a, int q_begin, int panel, KeyTile 
 // One tile of queries of one head: every key that it sees, then out and lse.
 void forward_tile(Scratch& s, const AttentionArgs& a, int64_t b, int64_t h, int q_begin) {
     const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
+    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
     const int queries = min(kTileM, q_len - q_begin);
     const int panels = static_cast<int>(ceil_div(queries, kWidth));
     const int64_t h_kv = h / (a.num_heads / a.num_heads_kv);
@@ -137,7 +164,7 @@ void forward_tile(Scratch& s, const AttentionArgs& a, int64_t b, int64_t h, int 
     std::fill_n(s.row_max, panels * kWidth, -std::numeric_limits<Acc>::infinity());
     std::fill_n(s.row_sum, panels * kWidth, Acc{0});
 
-    const Range visible = visible_keys(q_begin, q_begin + queries, q_len, kv_len);
+    const Range visible = visible_keys(head, q_begin, q_begin + queries);
     for (int base = visible.begin / kTileN * kTileN; base < visible.end; base += kTileN) {
         const Range keys = {max(visible.begin, base), min(visible.end, base + kTileN)};
         const int skipped = keys.begin - base, count = keys.end - keys.begin;

@@ -7,7 +7,6 @@
 #include "device/view.cuh"
 #include "host/attention_args.h"
 #include "host/launch.cuh"
-
 #define FLASHGEN_HOOK __device__ __forceinline__
 
 namespace {
@@ -16,6 +15,7 @@ using namespace flashgen;
 
 // ---- Variant ----
 using Element = Bf16;
+using Acc = float;  // of scores, sums and the program
 constexpr int kHeadDim = 128;  // of Q and K
 constexpr int kHeadDimV = 128;  // of V and out
 
@@ -40,29 +40,55 @@ constexpr int kKOffset = 34816;  // 17408: one tile of K
 constexpr int kVOffset = 52224;  // 17408: one tile of V
 constexpr int kSmemBytes = 69632;
 
-// ---- Program: mask = kv_idx <= q_idx + (kv_len - q_len) ----
+// ---- Program ----
+// score = score
+// mask = kv_idx <= q_idx + (kv_len - q_len)
 // Ranges are half open. Tiles outside a visible range are never visited, tiles inside a full range
 // skip mask_mod; the rest ask mask_mod about every element.
 struct Range {
     int begin, end;
 };
 
+struct ProgramArgs {};
+
+// A head of a sequence, and what depends on nothing else.
+struct Head {
+    int b, h, h_kv, q_len, kv_len, num_heads;
+};
+
+FLASHGEN_HOOK Head make_head(const ProgramArgs&, int b, int h, int h_kv, int q_len, int kv_len,
+                             int num_heads) {
+    Head head = {b, h, h_kv, q_len, kv_len, num_heads};
+    return head;
+}
+
+struct Row {};
+[[maybe_unused]] FLASHGEN_HOOK Row make_row(const ProgramArgs&, const Head&, int) {
+    return {};  // nothing depends on it
+}
+
+struct Column {};
+[[maybe_unused]] FLASHGEN_HOOK Column make_column(const ProgramArgs&, const Head&, int) {
+    return {};  // nothing depends on it
+}
+
 // Whether query q_idx sees key kv_idx.
-FLASHGEN_HOOK bool mask_mod(int q_idx, int kv_idx, int q_len, int kv_len) {
-    return kv_idx <= q_idx + (kv_len - q_len);
+FLASHGEN_HOOK bool mask_mod(const ProgramArgs& args, const Head& head, const Row& row,
+                            const Column& column, int q_idx, int kv_idx) {
+    return kv_idx <= q_idx + (head.kv_len - head.q_len);
 }
 
 // Keys that some query of [q_begin, q_end) may see.
-FLASHGEN_HOOK Range visible_keys(int q_begin, int q_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range visible_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
-    const int end = min(kv_len, q_end + (kv_len - q_len));
+    const int end = min(head.kv_len, q_end + (head.kv_len - head.q_len));
     return {begin, max(begin, end)};
 }
 
 // Keys that every query of [q_begin, q_end) sees.
-FLASHGEN_HOOK Range full_keys(int q_begin, int q_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
-    const int end = min(kv_len, q_begin + 1 + (kv_len - q_len));
+    const int end = min(head.kv_len, q_begin + 1 + (head.kv_len - head.q_len));
     return {begin, max(begin, end)};
 }
 
@@ -72,6 +98,7 @@ struct Params {
     View<const Element> v;  // [batch, seqlen_k, num_heads_kv, kHeadDimV]
     View<Element> out;      // [batch, seqlen_q, num_heads, kHeadDimV]
     float* lse;             // [batch, num_heads, seqlen_q], natural log
+    ProgramArgs program;
     unsigned num_heads;
     unsigned group;  // num_heads / num_heads_kv
     unsigned num_tiles_m;
@@ -80,7 +107,7 @@ struct Params {
     float softmax_scale_log2;  // softmax_scale * log2(e)
 };
 
-// What a warp keeps of its queries: kAtomsM blocks of 16 rows, of which a lane holds two each.
+// A warp's queries: kAtomsM blocks of 16 rows, of which a lane holds two each.
 struct State {
     float out[kAtomsM][kBlocksV][4];
     float row_max[kAtomsM][2];
@@ -110,7 +137,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[kAtomsM][kBlocksN][4], QT
 
 // Hides the keys that a query may not see, and those past the sequence's end.
 __device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], int q_begin,
-                                           int kv_begin, const Params& p, int warp, int lane) {
+                                           int kv_begin, const Head& head, int warp, int lane) {
 #pragma unroll
     for (int m = 0; m < kAtomsM; ++m) {
 #pragma unroll
@@ -119,9 +146,8 @@ __device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], int
             for (int i = 0; i < 4; ++i) {
                 const int q_idx = q_begin + (warp * kAtomsM + m) * 16 + fragment_row(lane, i);
                 const int kv_idx = kv_begin + n * 8 + fragment_col(lane, i);
-                const bool visible =
-                    kv_idx < p.seqlen_k && mask_mod(q_idx, kv_idx, p.seqlen_q, p.seqlen_k);
-                if (!visible) s[m][n][i] = -INFINITY;
+                const bool seen = kv_idx < head.kv_len && mask_mod({}, head, {}, {}, q_idx, kv_idx);
+                if (!seen) s[m][n][i] = -INFINITY;
             }
         }
     }
@@ -252,9 +278,10 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const int lane = threadIdx.x % 32;
 
     const Position at = locate(p);
-    const Range visible =
-        visible_keys(at.q_begin, at.q_begin + at.num_rows, p.seqlen_q, p.seqlen_k);
-    const Range full = full_keys(at.q_begin, at.q_begin + at.num_rows, p.seqlen_q, p.seqlen_k);
+    const Head head =
+        make_head(p.program, at.b, at.h, at.h / p.group, p.seqlen_q, p.seqlen_k, p.num_heads);
+    const Range visible = visible_keys(head, at.q_begin, at.q_begin + at.num_rows);
+    const Range full = full_keys(head, at.q_begin, at.q_begin + at.num_rows);
     const int kv_first = visible.begin / kTileN * kTileN;
     const int kv_last = (visible.end + kTileN - 1) / kTileN * kTileN - kTileN;
 
@@ -292,9 +319,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
 
         float s[kAtomsM][kBlocksN][4] = {};
         multiply_qk(s, q_smem, k_smem, warp, lane);
-        if (kv_begin < full.begin || kv_begin + kTileN > full.end) {
-            apply_mask(s, at.q_begin, kv_begin, p, warp, lane);
-        }
+        const bool masked = kv_begin < full.begin || kv_begin + kTileN > full.end;
+        if (masked) apply_mask(s, at.q_begin, kv_begin, head, warp, lane);
 
         cp_async_wait<0>();
         __syncthreads();  // this tile's V has landed; everyone is done with its K

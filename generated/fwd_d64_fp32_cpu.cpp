@@ -7,7 +7,6 @@
 #include "cpu/softmax.h"
 #include "cpu/tiles.h"
 #include "host/attention_args.h"
-
 namespace flashgen {
 namespace {
 
@@ -44,27 +43,54 @@ static_assert(kTileM % kWidth == 0, "a task is whole panels");
 
 #define FLASHGEN_HOOK static inline
 
-// ---- Program: mask = True ----
+// ---- Program ----
+// score = score
+// mask = True
 // Ranges are half open. Tiles outside a visible range are never visited, tiles inside a full range
 // skip mask_mod; the rest ask mask_mod about every element.
 struct Range {
     int begin, end;
 };
 
+struct ProgramArgs {};
+
+// A head of a sequence, and what depends on nothing else.
+struct Head {
+    int b, h, h_kv, q_len, kv_len, num_heads;
+};
+
+FLASHGEN_HOOK Head make_head(const ProgramArgs&, int b, int h, int h_kv, int q_len, int kv_len,
+                             int num_heads) {
+    Head head = {b, h, h_kv, q_len, kv_len, num_heads};
+    return head;
+}
+
+struct Row {};
+[[maybe_unused]] FLASHGEN_HOOK Row make_row(const ProgramArgs&, const Head&, int) {
+    return {};  // nothing depends on it
+}
+
+struct Column {};
+[[maybe_unused]] FLASHGEN_HOOK Column make_column(const ProgramArgs&, const Head&, int) {
+    return {};  // nothing depends on it
+}
+
 // Whether query q_idx sees key kv_idx.
-FLASHGEN_HOOK bool mask_mod(int, int, int, int) { return true; }
+FLASHGEN_HOOK bool mask_mod(const ProgramArgs&, const Head&, const Row&, const Column&, int, int) {
+    return true;
+}
 
 // Keys that some query of [q_begin, q_end) may see.
-FLASHGEN_HOOK Range visible_keys(int q_begin, int q_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range visible_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
-    const int end = kv_len;
+    const int end = head.kv_len;
     return {begin, max(begin, end)};
 }
 
 // Keys that every query of [q_begin, q_end) sees.
-FLASHGEN_HOOK Range full_keys(int q_begin, int q_end, int q_len, int kv_len) {
+FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
-    const int end = kv_len;
+    const int end = head.kv_len;
     return {begin, max(begin, end)};
 }
 
@@ -90,8 +116,9 @@ struct KeyTile {
 // One panel of queries, the `panel`-th of its tile, against one tile of keys.
 void attend(Scratch& s, const AttentionArgs& a, int q_begin, int panel, KeyTile tile) {
     const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
+    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
     const int first = q_begin + panel * kWidth, last = min(first + kWidth, q_len);
-    const Range visible = visible_keys(first, last, q_len, kv_len);
+    const Range visible = visible_keys(head, first, last);
     const Range keys = {max(visible.begin, tile.keys.begin), min(visible.end, tile.keys.end)};
     const int count = keys.end - keys.begin, skipped = keys.begin - tile.base;
     if (count <= 0) return;
@@ -110,6 +137,7 @@ void attend(Scratch& s, const AttentionArgs& a, int q_begin, int panel, KeyTile 
 // One tile of queries of one head: every key that it sees, then out and lse.
 void forward_tile(Scratch& s, const AttentionArgs& a, int64_t b, int64_t h, int q_begin) {
     const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
+    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
     const int queries = min(kTileM, q_len - q_begin);
     const int panels = static_cast<int>(ceil_div(queries, kWidth));
     const int64_t h_kv = h / (a.num_heads / a.num_heads_kv);
@@ -120,7 +148,7 @@ void forward_tile(Scratch& s, const AttentionArgs& a, int64_t b, int64_t h, int 
     std::fill_n(s.row_max, panels * kWidth, -std::numeric_limits<Acc>::infinity());
     std::fill_n(s.row_sum, panels * kWidth, Acc{0});
 
-    const Range visible = visible_keys(q_begin, q_begin + queries, q_len, kv_len);
+    const Range visible = visible_keys(head, q_begin, q_begin + queries);
     for (int base = visible.begin / kTileN * kTileN; base < visible.end; base += kTileN) {
         const Range keys = {max(visible.begin, base), min(visible.end, base + kTileN)};
         const int skipped = keys.begin - base, count = keys.end - keys.begin;
