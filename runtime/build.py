@@ -32,6 +32,7 @@ class BuildEvent:
         request: the unit that has just ended; None for the event at the start.
         artifact: what it gave; None at the start and where it failed.
         error: why it failed.
+        elsewhere: another process compiled it, and this one waited.
     """
 
     finished: int
@@ -39,6 +40,7 @@ class BuildEvent:
     request: BuildRequest | None = None
     artifact: Artifact | None = None
     error: FlashgenError | None = None
+    elsewhere: bool = False
 
 
 Progress = Callable[[BuildEvent], None]
@@ -172,7 +174,7 @@ class _Batch:
             # another process may have built it while the lock was waited for
             artifact = None if self.force else self.cache.lookup(job.unit, job.fingerprint)
             if artifact is not None:
-                self._finish(name, job, artifact)
+                self._finish(name, job, artifact, elsewhere=True)
                 locks[name].release()
             else:
                 edges.append((name, job, self._edge(job)))
@@ -221,9 +223,12 @@ class _Batch:
         else:
             self._finish(name, job, artifact)
 
-    def _finish(self, name: tuple[str, str], job: Job, artifact: Artifact) -> None:
+    def _finish(
+        self, name: tuple[str, str], job: Job, artifact: Artifact, elsewhere: bool = False
+    ) -> None:
         self.done[name] = artifact
-        self._tell(BuildEvent(self._count, self.total, job.unit.request, artifact))
+        request = job.unit.request
+        self._tell(BuildEvent(self._count, self.total, request, artifact, elsewhere=elsewhere))
 
     @property
     def _count(self) -> int:

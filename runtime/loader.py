@@ -125,7 +125,8 @@ def _log_build(event: BuildEvent) -> None:
     if event.artifact is not None:
         manifest = event.artifact.manifest
         logger().info(
-            "built %s %s for %s in %.1f s: %s",
+            "%s %s %s for %s in %.1f s: %s",
+            "another process built" if event.elsewhere else "built",
             manifest.key,
             manifest.pass_name,
             manifest.target,

@@ -287,7 +287,9 @@ def test_an_interrupted_build_ends_ninja(cache, compiler, request_for):
 def test_a_unit_built_by_another_meanwhile_is_taken(cache, compiler, monkeypatch, request_for):
     (artifact,) = build([request_for()], cache=cache)
     monkeypatch.setattr(build_module._Wanted, "lookup", lambda self, cache: None)
-    assert build([request_for()], cache=cache) == [artifact]
+    events = []
+    assert build([request_for()], cache=cache, progress=events.append) == [artifact]
+    assert [event.elsewhere for event in events] == [False, True]
     assert compiler.compilations == 1
 
 
