@@ -47,6 +47,9 @@ NAMES = {
     "window_left": _SIZE,
     "window_right": _SIZE,
 }
+MAX_PARAM = 2**62
+"""Run-time int params lie within, so that a position and one of them never overflow."""
+_PARAM = Bounds(-MAX_PARAM, MAX_PARAM)
 DTYPES = {"bool": BOOL, "int32": Bounds(INT32_MIN, INT32_MAX)}
 
 
@@ -62,7 +65,7 @@ def range_of(expr: Expr, parts: tuple[Bounds, ...], load_range: Bounds) -> Bound
         whole = isinstance(expr.value, int)
         return Bounds(int(expr.value), int(expr.value)) if whole else FULL
     if isinstance(expr, Name):
-        return NAMES.get(expr.id, FULL)
+        return NAMES.get(expr.id, _PARAM if expr.type == "int" else FULL)
     if type_of(expr) == "float":
         return FULL
     if isinstance(expr, Load):

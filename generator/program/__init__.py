@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from ..body import Param
@@ -14,6 +14,7 @@ from .band import split_band
 from .data import Band, Function, GradientSite, Member, ProgramCapture, TileBound
 from .hooks import DSCORE, Gradient, Hooks, gradient_of, hooks_for, new_emitter, sites_of
 from .presets import WINDOW_SIDES, conjuncts_of, preset_captures, preset_params, score_of
+from .tiles import classify
 
 __all__ = [
     "DSCORE",
@@ -77,7 +78,8 @@ class Program:
     def headers(self) -> tuple[str, ...]:
         """The plain headers that the rendered hooks need, below ``templates/``."""
         if self.captures or self.tile_test is not None:
-            return ("host/capture.h", "host/program_math.h")
+            tiles = ("host/interval.h",) if self.tile_test is not None else ()
+            return ("host/capture.h", *tiles, "host/program_math.h")
         plain_bounds = self.hooks is None or not self.hooks.head.members
         if self.score is None and plain_bounds and "math::" not in self._mask_lines:
             return ()
@@ -111,11 +113,15 @@ def program_for(variant: Variant) -> Program:
     score = score_of(variant)
     conjuncts = conjuncts_of(variant)
     mask = compare_all(conjuncts)
-    band, tile_test = split_band(conjuncts)
     by_name = {capture.name: capture for capture in captures}
     emitter = new_emitter(by_name, "double" if variant.dtype == "fp64" else "float")
+    band, tile_test = split_band(conjuncts, emitter.graph)
     gradient = gradient_of(score, by_name) if score is not None else None
     hooks = hooks_for(emitter, mask, score, gradient, band)
+    bounds: tuple[TileBound, ...] = ()
+    if mask is not None and tile_test is not None:
+        classify_tile, bounds = classify(emitter, mask)
+        hooks = replace(hooks, classify=classify_tile)
     return Program(
         captures,
         params,
@@ -123,7 +129,7 @@ def program_for(variant: Variant) -> Program:
         mask,
         band,
         tile_test,
-        (),
+        bounds,
         gradient,
         sites_of(emitter, gradient),
         _reads_score(gradient),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..ir import Binary, Const, Expr, Name, Unary, binary, call, compare_all, to_text, type_of
 from ..ir.build import NEGATED
+from ..ir.graph import Graph
 from ..ir.types import children, plain, walk
 from .data import Band
 
@@ -35,13 +36,13 @@ class Limit:
     bound: Expr
 
 
-def split_band(conjuncts: Sequence[Expr]) -> tuple[Band, Expr | None]:
+def split_band(conjuncts: Sequence[Expr], graph: Graph) -> tuple[Band, Expr | None]:
     """The band that ``conjuncts`` hold, and the ``and`` of those that it does not."""
     lower: list[Expr] = []
     upper: list[Expr] = []
     rest = []
     for conjunct in flatten(conjuncts):
-        limits = limits_of(conjunct)
+        limits = limits_of(conjunct, graph)
         if limits is None or any((x.form.q, x.form.kv) not in ((1, -1), (-1, 1)) for x in limits):
             rest.append(conjunct)
             continue
@@ -112,7 +113,7 @@ def _terms(expr: Expr) -> tuple[dict[str, int], int]:
     return {text: count for text, count in terms.items() if count}, constant
 
 
-def limits_of(conjunct: Expr) -> tuple[Limit, ...] | None:
+def limits_of(conjunct: Expr, graph: Graph) -> tuple[Limit, ...] | None:
     """The limits whose ``and`` is ``conjunct``; None where it is no linear comparison of ints."""
     conjunct = plain(conjunct)
     negated = isinstance(conjunct, Unary) and conjunct.op == "not"
@@ -123,10 +124,12 @@ def limits_of(conjunct: Expr) -> tuple[Limit, ...] | None:
     op = NEGATED[conjunct.op] if negated else conjunct.op
     if op == "!=" or "float" in (type_of(conjunct.left), type_of(conjunct.right)):
         return None
-    left, right = linear(conjunct.left), linear(conjunct.right)
+    left, right = (linear(part, graph) for part in (conjunct.left, conjunct.right))
     if left is None or right is None:
         return None
     below, above = _minus(left, right), _minus(right, left)
+    if any(graph.add(form.rest).bounds.wraps for form in (below, above)):
+        return None
     if op == "==":
         return Limit(below, above.rest), Limit(above, below.rest)
     form, other = (above, below) if op in (">", ">=") else (below, above)
@@ -136,12 +139,15 @@ def limits_of(conjunct: Expr) -> tuple[Limit, ...] | None:
     return (Limit(form, other.rest),)
 
 
-def linear(expr: Expr) -> Linear | None:
+def linear(expr: Expr, graph: Graph) -> Linear | None:
     """``expr`` as a sum of positions and a rest; None where it is none, or could overflow."""
     done: dict[int, Linear | None] = {}
     for node in walk(expr):
         parts = [done[id(part)] for part in children(node)]
-        done[id(node)] = _linear_node(node, parts)
+        found = _linear_node(node, parts)
+        # a sum that wraps is not what it says
+        wraps = found is not None and (found.q or found.kv) and graph.add(node).bounds.wraps
+        done[id(node)] = None if wraps else found
     return done[id(expr)]
 
 

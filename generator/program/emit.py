@@ -98,7 +98,7 @@ class Emitter:
         self, roots: Iterable[Expr], result: Callable[[tuple[Text, ...]], str]
     ) -> Function:
         """A hook over an element: statements, then ``result`` of the texts of ``roots``."""
-        scope = _Scope(self, ELEMENT)
+        scope = Scope(self, ELEMENT)
         nodes = tuple(self.graph.add(root) for root in roots)
         texts = scope.print(nodes)
         return Function(tuple(scope.statements), result(texts))
@@ -107,7 +107,7 @@ class Emitter:
         self, level: int, extra: Iterable[Expr] = ()
     ) -> tuple[tuple[str, ...], tuple[Text, ...]]:
         """The statements that set the members of a struct, and the texts of ``extra`` there."""
-        scope = _Scope(self, level)
+        scope = Scope(self, level)
         numbers = sorted(n for n, at in self.members.items() if at == level)
         others = tuple(self.graph.add(root) for root in extra)
         nodes = tuple(self.graph.nodes[number] for number in numbers)
@@ -115,14 +115,24 @@ class Emitter:
         return tuple(scope.statements), texts[len(numbers) :]
 
 
-class _Scope:
-    """One function being printed: what has a text, and the statements so far."""
+class Scope:
+    """One function being printed: what has a text, and the statements so far.
+
+    Attributes:
+        statements: in order.
+    """
 
     def __init__(self, emitter: Emitter, level: int) -> None:
         self.statements: list[str] = []
         self._emitter = emitter
         self._level = level
         self._texts: dict[int, Text] = {}
+        self._fresh: Counter[str] = Counter()
+
+    def fresh(self, name: str) -> str:
+        """``name``, numbered where this function has it already."""
+        count = self._fresh[name] = self._fresh[name] + 1
+        return name if count == 1 else f"{name}_{count}"
 
     def print(self, roots: tuple[Node, ...]) -> tuple[Text, ...]:
         """The texts of ``roots``, in terms of the statements made for them."""
@@ -211,7 +221,7 @@ class _Scope:
 
 def print_place(emitter: Emitter, site: Load) -> Function:
     """The body of site_index: the entry's place in the capture's contiguous gradient."""
-    scope = _Scope(emitter, ELEMENT)
+    scope = Scope(emitter, ELEMENT)
     capture = emitter.captures[site.capture]
     texts = scope.print(tuple(emitter.graph.add(index) for index in site.index))
     place = f"args.{capture.cpp_name}.place({scope.index(capture, texts)})"

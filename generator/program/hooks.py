@@ -33,6 +33,7 @@ class Hooks:
         site_index: the body of each site_index, in the order of the sites.
         lower: the band's lower bound as C++ over ``head``; None where open.
         upper: the upper bound.
+        classify: the body of classify_tile; None where the band is all of the mask.
     """
 
     head: Struct
@@ -44,6 +45,7 @@ class Hooks:
     site_index: tuple[Function, ...]
     lower: str | None
     upper: str | None
+    classify: Function | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ struct Capture {
     template <typename... Index>
     FLASHGEN_HOST_DEVICE auto load(Index... index) const -> decltype(value_of(*data)) {
         static_assert(sizeof...(Index) == kRank, "one index a dimension");
-        const int64_t at[kDims] = {index...};
+        const int64_t at[kDims] = {static_cast<int64_t>(index)...};
         int64_t offset = 0;
         bool inside = true;
         for (int i = 0; i < kRank; ++i) {
@@ -76,7 +76,7 @@ struct Capture {
     template <typename... Index>
     FLASHGEN_HOST_DEVICE int64_t place(Index... index) const {
         static_assert(sizeof...(Index) == kRank, "one index a dimension");
-        const int64_t at[kDims] = {index...};
+        const int64_t at[kDims] = {static_cast<int64_t>(index)...};
         int64_t place = 0;
         bool inside = true;
         for (int i = 0; i < kRank; ++i) {
