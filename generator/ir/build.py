@@ -65,6 +65,8 @@ def binary(op: str, left: Expr, right: Expr) -> Expr:
         found = _with_constant_left(op, a.value, right, kind)
         if found is not None:
             return found
+    if op in NEGATED and not _has_float(Binary(op, left, right)) and same(left, right):
+        return Const(op in ("==", "<=", ">="))
     if op == "-" and kind == "int" and same(left, right):
         return Const(0)
     if op in ("+", "-") and isinstance(b, Unary) and b.op == "-" and type_of(b.operand) != "bool":

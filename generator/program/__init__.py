@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from ..body import Param
-from ..ir import Expr, Name, compare_all, to_text, walk
+from ..ir import Expr, Name, compare_all, simplify, to_text, walk
 from ..ir.cpp_names import cpp_name
 from ..ir.types import plain
 from ..variant import Variant
@@ -111,7 +111,7 @@ def program_for(variant: Variant) -> Program:
         captures += tuple(ProgramCapture(c.name, c.dims, c.dtype, c.grad) for c in own.captures)
         params += own.params
     score = score_of(variant)
-    conjuncts = conjuncts_of(variant)
+    conjuncts = tuple(simplify(conjunct) for conjunct in conjuncts_of(variant))
     mask = compare_all(conjuncts)
     by_name = {capture.name: capture for capture in captures}
     emitter = new_emitter(by_name, "double" if variant.dtype == "fp64" else "float")

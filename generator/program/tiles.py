@@ -7,6 +7,7 @@ Values are intervals over that box.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ..ir import Binary, Const, Expr, Load, Select, Unary, type_of
@@ -26,6 +27,7 @@ _CAN = {
     ("==", True): ("can_be_unequal", False), ("!=", False): ("can_be_unequal", False),
 }  # fmt: skip
 """Helper of (comparison, whether it is to fail), and whether its operands change places."""
+_TILE = re.compile(r"\btile\b")
 _CLIPS = {
     (0, 1): "keys_to", (0, -1): "keys_from", (1, 0): "queries_to", (-1, 0): "queries_from",
     (-1, 1): "distance_to", (1, -1): "distance_from",
@@ -45,15 +47,23 @@ def classify(emitter: Emitter, mask: Expr) -> tuple[Function, tuple[TileBound, .
     """The body of classify_tile, and the bounds of captures that it reads."""
     scope = Scope(emitter, ELEMENT)
     printer = _Printer(emitter, scope)
-    holds = printer.can(Literal(mask), "tile")
-    fails = printer.can(Literal(mask, True), "tile")
-    lines = (
-        "const Box tile = {q_first, q_last, kv_first, kv_last};",
-        *scope.statements,
-        f"if (!({holds})) return TileClass::kEmpty;",
-    )
+    holds = parenthesised(printer.can(Literal(mask), "tile"))
+    fails = parenthesised(printer.can(Literal(mask, True), "tile"))
+    lines = [*scope.statements, f"if (!{holds}) return TileClass::kEmpty;"]
     result = f"{fails} ? TileClass::kPartial : TileClass::kFull"
-    return Function(lines, result), tuple(printer.values.bounds.values())
+    if any(_TILE.search(line) for line in (*lines, result)):
+        lines.insert(0, "const Box tile = {q_first, q_last, kv_first, kv_last};")
+    return Function(tuple(lines), result), tuple(printer.values.bounds.values())
+
+
+def parenthesised(condition: str) -> str:
+    """``condition`` in one pair of parentheses."""
+    depth = 0
+    for i, character in enumerate(condition):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return condition if i == len(condition) - 1 > 0 else f"({condition})"
+    return f"({condition})"
 
 
 def parts_of(literal: Literal) -> tuple[str, tuple[Literal, ...]]:
