@@ -39,7 +39,8 @@ struct Sizes { int32_t batch, num_heads, num_heads_kv, q_len, kv_len; };
 struct Call { Sizes sizes; const void* data[16]; int64_t W; double cap; };
 struct Out { uint8_t* mask; double* score; double* dscore; double* sites; int64_t* places; };
 template <typename T, int kRank>
-static Capture<const T, kRank> bind(const void* data, const int64_t (&sizes)[kRank > 0 ? kRank : 1]) {
+static Capture<const T, kRank> bind(const void* data,
+                                    const int64_t (&sizes)[kRank > 0 ? kRank : 1]) {
     Capture<const T, kRank> c = {static_cast<const T*>(data), {}, {}};
     int64_t stride = 1;
     for (int i = kRank - 1; i >= 0; --i) {
@@ -59,7 +60,8 @@ static void elements(const Call& call, const Out& out) {
     for (int b = 0; b < n.batch; ++b) for (int h = 0; h < n.num_heads; ++h) {
         const Head head = make_head(args, b, h, h / (n.num_heads / n.num_heads_kv), n.q_len,
                                     n.kv_len, n.num_heads);
-        for (int q_idx = 0; q_idx < n.q_len; ++q_idx) for (int kv_idx = 0; kv_idx < n.kv_len; ++kv_idx, ++at) {
+        for (int q_idx = 0; q_idx < n.q_len; ++q_idx)
+        for (int kv_idx = 0; kv_idx < n.kv_len; ++kv_idx, ++at) {
             const Row row = make_row(args, head, q_idx);
             const Column column = make_column(args, head, kv_idx);
             out.mask[at] = mask_mod(args, head, row, column, q_idx, kv_idx);
@@ -81,7 +83,8 @@ static void tiles(const Call& call, int rows, int columns, uint8_t* out) {
             TileBounds bounds = {};
             bounds.num_q_tiles = bounds.num_kv_tiles = 1;
             BOUNDS
-            *out = static_cast<uint8_t>(classify_tile(args, head, bounds, 0, q, q_last, 0, k, kv_last));
+            const TileClass found = classify_tile(args, head, bounds, 0, q, q_last, 0, k, kv_last);
+            *out = static_cast<uint8_t>(found);
         }
     }
 }
@@ -244,7 +247,8 @@ def _glue(program: Program) -> str:
     if program.score is not None:
         score = """SiteGradients sites = {};
             const Acc incoming = out.score[at];
-            out.dscore[at] = score_gradient(args, head, row, column, q_idx, kv_idx, incoming, 1.0, sites);
+            out.dscore[at] = score_gradient(args, head, row, column, q_idx, kv_idx, incoming, 1.0,
+                                            sites);
             out.score[at] = score_mod(args, head, row, column, q_idx, kv_idx, incoming);
         """
         for i, site in enumerate(program.gradients):
@@ -266,8 +270,11 @@ def _bound(bound) -> str:
     return f"""std::vector<Bound<{bound.cpp_type}>> {name}({outer}, {{0, 0}});
         Bound<{bound.cpp_type}>* {name}_at = {name}.data();
         for (int o = 0; o < {outer}; ++o) {{
-            {{ const int i = {first}; {name}_at[o] = {{args.{capture}.load({load}), args.{capture}.load({load})}}; }}
-            for (int i = {first}; i <= {last}; ++i) {name}_at[o].include(args.{capture}.load({load}));
+            for (int i = {first}; i <= {last}; ++i) {{
+                const auto value = args.{capture}.load({load});
+                if (i == {first}) {name}_at[o] = {{value, value}};
+                {name}_at[o].include(value);
+            }}
         }}
         bounds.{name} = {name}_at;"""
 

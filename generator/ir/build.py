@@ -104,6 +104,8 @@ def _with_constant_right(op: str, left: Expr, value: float, kind: Type) -> Expr 
     if op in ("<<", ">>", "|", "^") and value == 0:
         return _typed(left, kind)
     if op in ("+", "-") and isinstance(value, int) and kind == "int":
+        if -(2**31) < value < 0:
+            return binary("-" if op == "+" else "+", left, Const(-value))
         return _sum_of_constants(op, left, value)
     return None
 

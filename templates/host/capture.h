@@ -28,7 +28,9 @@ FLASHGEN_HOST_DEVICE T value_of(T x) {
     return x;
 }
 FLASHGEN_HOST_DEVICE int64_t value_of(int64_t x) { return x; }
-FLASHGEN_HOST_DEVICE float value_of(CaptureBf16 x) { return real_from_bits(uint32_t{x.bits} << 16); }
+FLASHGEN_HOST_DEVICE float value_of(CaptureBf16 x) {
+    return real_from_bits(uint32_t{x.bits} << 16);
+}
 FLASHGEN_HOST_DEVICE float value_of(CaptureFp16 x) {
 #ifdef __CUDA_ARCH__
     float value;

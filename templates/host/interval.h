@@ -23,10 +23,11 @@ struct Interval {
     FLASHGEN_HOST_DEVICE bool is_point() const { return lo == hi; }
 };
 
-// Queries [q_first, q_last] and keys [kv_first, kv_last], without those that some condition rules
-// out; inclusive, and empty where a first is behind its last.
+// Queries [q_first, q_last] and keys [kv_first, kv_last] with kv_idx - q_idx in [least, most],
+// without those that some condition rules out; all inclusive.
 struct Box {
     int q_first, q_last, kv_first, kv_last;
+    int least = -kMaxDistance, most = kMaxDistance;
 
     // A bound beyond every position means the same as the first one beyond.
     template <typename T>
@@ -34,34 +35,50 @@ struct Box {
         return static_cast<int>(math::clamp<T>(x, -1, kMaxDistance + 1));
     }
 
-    FLASHGEN_HOST_DEVICE bool any() const { return q_first <= q_last && kv_first <= kv_last; }
+    // Whether there is a pair left.
+    FLASHGEN_HOST_DEVICE bool any() const {
+        return q_first <= q_last && kv_first <= kv_last &&
+               math::maximum(least, kv_first - q_last) <= math::minimum(most, kv_last - q_first);
+    }
 
     template <typename T>
     FLASHGEN_HOST_DEVICE Box queries_from(T first) const {
-        return {math::maximum(q_first, position(first)), q_last, kv_first, kv_last};
+        Box box = *this;
+        box.q_first = math::maximum(q_first, position(first));
+        return box;
     }
     template <typename T>
     FLASHGEN_HOST_DEVICE Box queries_to(T last) const {
-        return {q_first, math::minimum(q_last, position(last)), kv_first, kv_last};
+        Box box = *this;
+        box.q_last = math::minimum(q_last, position(last));
+        return box;
     }
     template <typename T>
     FLASHGEN_HOST_DEVICE Box keys_from(T first) const {
-        return {q_first, q_last, math::maximum(kv_first, position(first)), kv_last};
+        Box box = *this;
+        box.kv_first = math::maximum(kv_first, position(first));
+        return box;
     }
     template <typename T>
     FLASHGEN_HOST_DEVICE Box keys_to(T last) const {
-        return {q_first, q_last, kv_first, math::minimum(kv_last, position(last))};
+        Box box = *this;
+        box.kv_last = math::minimum(kv_last, position(last));
+        return box;
     }
-    // kv_idx - q_idx is at least, or at most, a distance.
-    FLASHGEN_HOST_DEVICE Box distance_from(int64_t least) const {
-        const int d = lower_distance(least);
-        return {q_first, math::minimum(q_last, kv_last - d), math::maximum(kv_first, q_first + d),
-                kv_last};
+    // kv_idx - q_idx is at least, or at most, a distance: that clips both sides.
+    FLASHGEN_HOST_DEVICE Box distance_from(int64_t distance) const {
+        Box box = *this;
+        box.least = math::maximum(least, lower_distance(distance));
+        box.q_last = math::minimum(q_last, kv_last - box.least);
+        box.kv_first = math::maximum(kv_first, q_first + box.least);
+        return box;
     }
-    FLASHGEN_HOST_DEVICE Box distance_to(int64_t most) const {
-        const int d = upper_distance(most);
-        return {math::maximum(q_first, kv_first - d), q_last, kv_first,
-                math::minimum(kv_last, q_last + d)};
+    FLASHGEN_HOST_DEVICE Box distance_to(int64_t distance) const {
+        Box box = *this;
+        box.most = math::minimum(most, upper_distance(distance));
+        box.q_first = math::maximum(q_first, kv_first - box.most);
+        box.kv_last = math::minimum(kv_last, q_last + box.most);
+        return box;
     }
 
     FLASHGEN_HOST_DEVICE Interval<int> queries() const { return {q_first, q_last}; }
@@ -185,8 +202,8 @@ FLASHGEN_HOST_DEVICE Interval<int64_t> floor_to_int(Interval<T> a) {
     return {math::floor_to_int(a.lo), math::floor_to_int(a.hi)};
 }
 
-// What a tile reads of a capture whose dimension kDim the position indexes, `others` being the other
-// indices; a load outside the capture reads 0.
+// What a tile reads of a capture whose dimension kDim the position indexes, `others` being the
+// other indices; a load outside the capture reads 0.
 template <typename To, int kDim, typename Value, typename T, int kRank, typename... Index>
 FLASHGEN_HOST_DEVICE Interval<To> loaded(const Bound<Value>* bounds, int num_tiles, int tile,
                                          const Capture<T, kRank>& capture, Index... others) {
@@ -205,7 +222,8 @@ FLASHGEN_HOST_DEVICE Interval<To> loaded(const Bound<Value>* bounds, int num_til
     return {static_cast<To>(bound.lo), static_cast<To>(bound.hi)};
 }
 
-// Whether some block of rows x columns positions that the box touches has this value in a block mask.
+// Whether some block of rows x columns positions that the box touches has this value in a block
+// mask.
 template <typename T>
 FLASHGEN_HOST_DEVICE bool some_block_is(bool value, const Capture<T, 4>& mask, int64_t b, int64_t h,
                                         Box box, int rows, int columns) {

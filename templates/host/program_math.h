@@ -31,7 +31,9 @@ FLASHGEN_HOST_DEVICE int64_t wrap_mul(int64_t a, int64_t b) {
 FLASHGEN_HOST_DEVICE int64_t shift_left(int64_t a, int64_t n) {
     return n < 0 || n > 63 ? 0 : static_cast<int64_t>(static_cast<uint64_t>(a) << n);
 }
-FLASHGEN_HOST_DEVICE int64_t shift_right(int64_t a, int64_t n) { return n < 0 || n > 63 ? 0 : a >> n; }
+FLASHGEN_HOST_DEVICE int64_t shift_right(int64_t a, int64_t n) {
+    return n < 0 || n > 63 ? 0 : a >> n;
+}
 
 template <typename T>
 FLASHGEN_HOST_DEVICE T floor_div_integers(T a, T b) {
@@ -51,12 +53,20 @@ FLASHGEN_HOST_DEVICE T floor_mod_integers(T a, T b) {
 
 FLASHGEN_HOST_DEVICE int floor_div(int a, int b) { return floor_div_integers(a, b); }
 FLASHGEN_HOST_DEVICE int64_t floor_div(int64_t a, int64_t b) { return floor_div_integers(a, b); }
-FLASHGEN_HOST_DEVICE int64_t floor_div(int64_t a, int b) { return floor_div_integers<int64_t>(a, b); }
-FLASHGEN_HOST_DEVICE int64_t floor_div(int a, int64_t b) { return floor_div_integers<int64_t>(a, b); }
+FLASHGEN_HOST_DEVICE int64_t floor_div(int64_t a, int b) {
+    return floor_div_integers<int64_t>(a, b);
+}
+FLASHGEN_HOST_DEVICE int64_t floor_div(int a, int64_t b) {
+    return floor_div_integers<int64_t>(a, b);
+}
 FLASHGEN_HOST_DEVICE int floor_mod(int a, int b) { return floor_mod_integers(a, b); }
 FLASHGEN_HOST_DEVICE int64_t floor_mod(int64_t a, int64_t b) { return floor_mod_integers(a, b); }
-FLASHGEN_HOST_DEVICE int64_t floor_mod(int64_t a, int b) { return floor_mod_integers<int64_t>(a, b); }
-FLASHGEN_HOST_DEVICE int64_t floor_mod(int a, int64_t b) { return floor_mod_integers<int64_t>(a, b); }
+FLASHGEN_HOST_DEVICE int64_t floor_mod(int64_t a, int b) {
+    return floor_mod_integers<int64_t>(a, b);
+}
+FLASHGEN_HOST_DEVICE int64_t floor_mod(int a, int64_t b) {
+    return floor_mod_integers<int64_t>(a, b);
+}
 
 // ---- Either kind: NaN wins, as in PyTorch ----
 template <typename T>
