@@ -27,6 +27,11 @@ def lse_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
+def lse_shape(q_shape: torch.Size) -> torch.Size:
+    """The shape of lse: (batch, num_heads, seqlen_q), or (num_heads, total_q) of packed queries."""
+    return torch.Size((*q_shape[:-3], q_shape[-2], q_shape[-3]))
+
+
 def prepare(
     variant: Variant,
     q: torch.Tensor,
@@ -52,13 +57,14 @@ def check_inputs(variant: Variant, q: torch.Tensor, k: torch.Tensor, v: torch.Te
     """Raise an ArgumentError unless q, k and v suit ``variant`` and each other."""
     dtype = TORCH_DTYPES[variant.dtype]
     try:
-        batch, _, num_heads, head_dim = q.shape
-        batch_k, seqlen_k, num_heads_kv, head_dim_k = k.shape
+        *batch, _, num_heads, head_dim = q.shape
+        *batch_k, seqlen_k, num_heads_kv, head_dim_k = k.shape
         if (
             q.dtype == k.dtype == v.dtype == dtype
             and head_dim == head_dim_k == variant.head_dim
             and batch == batch_k
-            and v.shape == (batch, seqlen_k, num_heads_kv, variant.head_dim_v)
+            and len(batch) == (variant.layout == "dense")
+            and v.shape == (*batch, seqlen_k, num_heads_kv, variant.head_dim_v)
             and (num_heads == 0 if num_heads_kv == 0 else num_heads % num_heads_kv == 0)
             and q.device == k.device == v.device
         ):
@@ -72,23 +78,27 @@ def _explain_inputs(variant: Variant, q: object, k: object, v: object) -> NoRetu
     """Say what is wrong with q, k or v."""
     key, dtype = variant.key, TORCH_DTYPES[variant.dtype]
     sizes = {"q": variant.head_dim, "k": variant.head_dim, "v": variant.head_dim_v}
+    packed = variant.layout == "varlen"
+    layout = "(total, heads, head_dim)" if packed else "(batch, seqlen, heads, head_dim)"
+    rank = 3 if packed else 4
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         where = f"{key}: {name}"
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(f"{where}: expected a torch.Tensor, got {type(tensor).__name__}.")
-        if tensor.dim() != 4:
+        if tensor.dim() != rank:
+            remedy = "Pack the sequences" if packed else "Add the missing ones with unsqueeze"
             raise ArgumentError(
-                f"{where}: expected 4 dimensions (batch, seqlen, heads, head_dim), got shape "
-                f"{tuple(tensor.shape)}. Add the missing ones with unsqueeze."
+                f"{where}: expected {rank} dimensions {layout}, got shape "
+                f"{tuple(tensor.shape)}. {remedy}."
             )
         if tensor.dtype != dtype:
             raise ArgumentError(
                 f"{where}: expected dtype {dtype}, got {tensor.dtype}. Convert it, or load the "
                 "variant of its dtype."
             )
-        if tensor.shape[3] != sizes[name]:
+        if tensor.shape[-1] != sizes[name]:
             raise ArgumentError(
-                f"{where}: expected head_dim {sizes[name]}, got {tensor.shape[3]}. Load the "
+                f"{where}: expected head_dim {sizes[name]}, got {tensor.shape[-1]}. Load the "
                 "variant of that size, or call flashgen.attention, which pads sizes that are no "
                 "multiple of 8."
             )
@@ -99,20 +109,20 @@ def _explain_inputs(variant: Variant, q: object, k: object, v: object) -> NoRetu
             raise ArgumentError(
                 f"{key}: {name}: expected device {q.device} as q, got {tensor.device}. Move it."
             )
-        if tensor.shape[0] != q.shape[0]:
+        if not packed and tensor.shape[0] != q.shape[0]:
             raise ArgumentError(
                 f"{key}: {name}: expected batch {q.shape[0]} as q, got {tensor.shape[0]}. The "
-                "layout is (batch, seqlen, heads, head_dim)."
+                f"layout is {layout}."
             )
-    for dim, what in ((1, "seqlen_k"), (2, "num_heads_kv")):
+    for dim, what in ((-3, "total_k" if packed else "seqlen_k"), (-2, "num_heads_kv")):
         if v.shape[dim] != k.shape[dim]:
             raise ArgumentError(
                 f"{key}: v: expected {what} {k.shape[dim]} as k, got {v.shape[dim]}. The layout "
-                "is (batch, seqlen, heads, head_dim)."
+                f"is {layout}."
             )
     raise ArgumentError(
-        f"{key}: q: expected num_heads to be a multiple of num_heads_kv {k.shape[2]}, got "
-        f"{q.shape[2]}. The layout is (batch, seqlen, heads, head_dim)."
+        f"{key}: q: expected num_heads to be a multiple of num_heads_kv {k.shape[-2]}, got "
+        f"{q.shape[-2]}. The layout is {layout}."
     )
 
 

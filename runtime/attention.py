@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
 from ..generator.errors import ArgumentError
-from ..generator.variant import HEAD_DIM_STEP, MAX_HEAD_DIM, Variant
+from ..generator.variant import HEAD_DIM_STEP, MAX_HEAD_DIM, Variant, Window, parse_key
 from . import arguments, ops
+from .captures import NO_EXTRAS, Signature, refuse_lost_gradients, signature_of
 from .kernel import Kernel, load
 
 _DTYPE_NAMES = {dtype: name for name, dtype in arguments.TORCH_DTYPES.items()}
@@ -25,6 +27,10 @@ def attention(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     deterministic: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(q k^T * softmax_scale) v by the kernel for these dtypes, sizes and options.
@@ -42,6 +48,13 @@ def attention(
             1/65536 where that would round to 0 or 1; torch's default generator seeds it.
         softmax_scale: default 1 / sqrt(head_dim).
         deterministic: every gradient is bitwise reproducible.
+        window: (left, right): keys that a query sees before and after its own place,
+            i + seqlen_k - seqlen_q; None for all. Any numbers use the same kernel.
+        softcap: scores become softcap * tanh(score / softcap). Any number uses the same kernel.
+        alibi_slopes: fp32 (num_heads) or (batch, num_heads): a score loses the slope times the
+            distance of its key from the query's place.
+        sink: (num_heads), a float dtype: a logit of each head that joins the softmax's
+            denominator; differentiable.
         return_lse: also give lse, natural log, (batch, num_heads, seqlen_q), fp32 (fp64).
 
     Returns:
@@ -69,6 +82,10 @@ def attention(
         causal,
         _dropout_bits(dropout_p),
         deterministic,
+        window=None if window is None else Window(runtime=True),
+        softcap=None if softcap is None else "runtime",
+        alibi=alibi_slopes is not None,
+        sink="" if sink is None else "learned" if sink.requires_grad else "fixed",
     )
     if softmax_scale is None:
         softmax_scale = 1 / math.sqrt(head_dim)
@@ -77,10 +94,40 @@ def attention(
     if variant.head_dim_v != head_dim_v:
         v = pad(v, (0, variant.head_dim_v - head_dim_v))
     call = arguments.prepare(variant, q, k, v, softmax_scale, dropout_p)
+    extras = NO_EXTRAS
+    given = _given(window, softcap, alibi_slopes, sink)
+    if given:
+        signature = _signature(variant.key)
+        extras = signature.bind(q, k, given)
+        if torch.is_grad_enabled():
+            refuse_lost_gradients(signature, extras)
     handle = _handle(variant.key, str(q.device))  # builds: so after every check
-    out, lse = ops.attend(handle, q, k, v, *call)
+    out, lse = ops.attend(handle, q, k, v, *call, extras.tensors, extras.numbers)
     out = out[..., :head_dim_v] if variant.head_dim_v != head_dim_v else out
     return (out, lse) if return_lse else out
+
+
+def _given(
+    window: tuple[int | None, int | None] | None,
+    softcap: float | None,
+    alibi_slopes: torch.Tensor | None,
+    sink: torch.Tensor | None,
+) -> dict[str, Any]:
+    """The arguments that a variant has because they are given, by the names of its calls."""
+    found: dict[str, Any] = {"softcap": softcap, "alibi_slopes": alibi_slopes, "sink": sink}
+    found = {name: value for name, value in found.items() if value is not None}
+    if window is not None:
+        if not isinstance(window, tuple) or len(window) != 2:
+            raise ArgumentError(
+                f"attention: window: expected a pair (left, right) or None, got {window!r:.40}."
+            )
+        found["window_left"], found["window_right"] = window
+    return found
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _signature(key: str) -> Signature:
+    return signature_of(parse_key(key))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

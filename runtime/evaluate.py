@@ -57,6 +57,8 @@ class Scope:
         captures: tensors by name, with the range that an index may have.
         params: run-time params by name.
         dtype: of floats, fp32 or fp64.
+        active: where derivatives count; elsewhere those of captures are 0, even if they would be
+            NaN. None for everywhere.
     """
 
     b: torch.Tensor
@@ -71,6 +73,7 @@ class Scope:
     captures: Mapping[str, torch.Tensor] = field(default_factory=dict)
     params: Mapping[str, int | float] = field(default_factory=dict)
     dtype: torch.dtype = torch.float64
+    active: torch.Tensor | None = None
 
     @classmethod
     def of_block(
@@ -85,6 +88,7 @@ class Scope:
         captures: Mapping[str, torch.Tensor] | None = None,
         params: Mapping[str, int | float] | None = None,
         dtype: torch.dtype = torch.float64,
+        active: torch.Tensor | None = None,
         device: torch.device | str = "cpu",
     ) -> Scope:
         """The scope of a block (batches, heads, queries, keys), one axis for each in that order.
@@ -99,6 +103,7 @@ class Scope:
             captures: by name.
             params: by name.
             dtype: of floats.
+            active: as the attribute.
             device: of the index tensors.
         """
         q_len, kv_len, num_heads, num_heads_kv = sizes
@@ -112,7 +117,7 @@ class Scope:
         h_kv = h // max(1, num_heads // max(1, num_heads_kv))
         return cls(
             b, h, h_kv, q_idx, kv_idx, q_len, kv_len, num_heads,
-            score, captures or {}, params or {}, dtype,
+            score, captures or {}, params or {}, dtype, active,
         )  # fmt: skip
 
 
@@ -121,8 +126,9 @@ def evaluate(expr: Expr, scope: Scope) -> torch.Tensor:
 
     ``//`` and ``%`` floor. A division by zero, a load out of range and a shift by a count outside
     [0, 63] give 0, with no gradient. int64 wraps. Differentiable with respect to ``scope.score``
-    and the captures of a float dtype; where a derivative itself divides by zero it is 0, ``abs``
-    has 0 at 0, and of equal arguments of ``min`` and ``max`` the first has the derivative.
+    and the captures of a float dtype. Where there is no derivative it is PyTorch's: equal
+    arguments of ``min`` get half each, ``abs`` has 0 at 0, ``clamp`` passes at its ends; but where
+    a derivative would divide by zero, as that of ``sqrt`` at 0, it is 0.
 
     Raises:
         KeyError: when the scope lacks a capture or a param.
@@ -152,7 +158,10 @@ class _Evaluator:
             case Named(_, inner):
                 return self.value(inner)
             case Load(capture, index):
-                return self._load(self.scope.captures[capture], [self.value(i) for i in index])
+                found = self._load(self.scope.captures[capture], [self.value(i) for i in index])
+                if self.scope.active is None or not found.requires_grad:
+                    return found
+                return torch.where(self.scope.active, found, torch.zeros_like(found))
             case Unary(op, operand):
                 return self._unary(op, self.value(operand))
             case Binary(op, left, right):
@@ -249,21 +258,16 @@ class _Evaluator:
         if function == "abs":
             return numbers[0].abs()
         if function == "clamp":
-            low = _extreme("max", numbers[0], numbers[1])
-            return _extreme("min", low, numbers[2])
+            return torch.clamp(numbers[0], numbers[1], numbers[2])
+        extreme = torch.minimum if function == "min" else torch.maximum
         found = numbers[0]
         for other in numbers[1:]:
-            found = _extreme(function, found, other)
+            found = extreme(found, other)
         return found
 
 
 def _truth(value: torch.Tensor) -> torch.Tensor:
     return value if value.dtype == torch.bool else value != 0
-
-
-def _extreme(function: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    first = left <= right if function == "min" else left >= right
-    return torch.where(first, left, right)
 
 
 def _divide(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import math
-import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 
 from ..generator.arch import Target
-from ..generator.errors import ArgumentError
 from ..generator.spec import Spec
 from ..generator.variant import PASSES, Variant
 from . import arguments, ops
+from .block_mask import block_mask
+from .captures import NO_EXTRAS, Extras, refuse_lost_gradients
 from .catalogue import Catalogue
 from .devices import best_device, target_of
-from .loader import CompiledPass, load_passes
-from .unit import BuildRequest
+from .passes import PassRunner
 
 
 class ForwardResult(NamedTuple):
     """What forward gives.
 
     Attributes:
-        out: (batch, seqlen_q, num_heads, head_dim_v), in the inputs' dtype, contiguous.
+        out: (batch, seqlen_q, num_heads, head_dim_v), in the inputs' dtype, contiguous; packed:
+            (total_q, num_heads, head_dim_v).
         lse: natural log of each row's softmax denominator, fp32 (fp64 for fp64),
-            (batch, num_heads, seqlen_q); -inf where a row sees no key.
+            (batch, num_heads, seqlen_q); packed: (num_heads, total_q). -inf where a row sees no
+            key, or the sink alone where there is one.
         rng_state: int64 (2,), the (seed, offset) used, on the device; None without dropout.
     """
 
@@ -37,7 +37,7 @@ class ForwardResult(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What backward gives: gradients shaped as q, k, v, and of captured tensors by name."""
+    """What backward gives: gradients shaped as q, k, v, and of captures and ``sink`` by name."""
 
     dq: torch.Tensor
     dk: torch.Tensor
@@ -70,12 +70,21 @@ def load(
     return Kernel(entry.variant, place, spec=entry.spec, family=family)
 
 
-class Kernel:
+class Kernel(PassRunner):
     """A compiled attention function; call it, or its passes by name.
 
     Tensors have the layout (batch, seqlen, heads, head_dim) and any strides. The last dimension
     should be contiguous, and on a GPU rows should start at multiples of 16 bytes: what isn't so
-    is copied. Called with tensors of another device, it loads for that one too.
+    is copied. With ``layout: varlen`` they are packed, (total, heads, head_dim), and
+    ``cu_seqlens_q`` and ``cu_seqlens_k`` (int32 or int64, (sequences + 1)) say where each sequence
+    starts; rows behind the last give 0. Called with tensors of another device, it loads for that
+    one too.
+
+    Keyword arguments that a variant has by its spec, and then needs: captures and run-time params
+    by their names; ``sink`` (num_heads), a float; ``alibi_slopes`` fp32, (num_heads) or (batch,
+    num_heads); ``window_left`` and ``window_right``, ints >= 0 or None for no bound; ``softcap``, a
+    positive float; ``block_mask`` bool, (batch or 1, num_heads or 1, blocks of queries, blocks of
+    keys).
 
     Attributes:
         variant: the function.
@@ -93,16 +102,10 @@ class Kernel:
         passes: Sequence[str] | None = None,
     ) -> None:
         """Load ``passes`` (default: those of ``spec``, else both) for ``device``."""
-        self.variant = variant
-        self.key = variant.key
-        self.target: Target = target_of(device)
-        self.handle = self.key if family is None else f"{self.key}@{family}"
-        self._spec = spec
-        self._family = family
-        self._passes: dict[tuple[torch.device, str], CompiledPass] = {}
-        self._lock = threading.Lock()
         default = spec.passes if spec is not None else PASSES
-        self._load(_indexed(device), default if passes is None else passes)
+        wanted = default if passes is None else passes
+        super().__init__(variant, device, spec, family, wanted)
+        self.target: Target = target_of(device)
         ops.register(self)
 
     def __repr__(self) -> str:
@@ -123,12 +126,14 @@ class Kernel:
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """``out``, or ``(out, lse)`` with ``return_lse``; differentiable in both.
 
-        The arguments are those of ``forward``.
+        The arguments are those of ``forward``. Captures with a gradient, and a learned sink, get
+        theirs.
         """
-        if captures:
-            self._refuse(captures)
         call = arguments.prepare(self.variant, q, k, v, softmax_scale, dropout_p, seed, offset)
-        out, lse = ops.attend(self, q, k, v, *call)
+        extras = self._extras(q, k, captures)
+        if extras.tensors and torch.is_grad_enabled():
+            refuse_lost_gradients(self._signature, extras)
+        out, lse = ops.attend(self, q, k, v, *call, extras.tensors, extras.numbers)
         return (out, lse) if return_lse else out
 
     def forward(
@@ -148,21 +153,21 @@ class Kernel:
         Args:
             q: (batch, seqlen_q, num_heads, head_dim), in the variant's dtype.
             k: (batch, seqlen_k, num_heads_kv, head_dim); num_heads_kv divides num_heads.
-            v: (batch, seqlen_k, num_heads_kv, head_dim_v).
+            v: (batch, seqlen_k, num_heads_kv, head_dim_v). With ``layout: varlen`` the three have
+                no batch, and total_q and total_k tokens.
             softmax_scale: what scores are multiplied by; default 1 / sqrt(head_dim).
             dropout_p: probability of dropping an element; needs a variant with dropout.
             seed: of dropout: an int or a 0-dim int64 tensor on the device. Without seed and
                 offset, torch's default generator of the device gives both.
             offset: tells calls of the same seed apart, in steps of 4; default 0 with a seed.
-            captures: tensors that the variant's expressions read.
+            captures: the keyword arguments that the variant has by its spec.
 
         Raises:
             ArgumentError: says which argument is wrong and what was expected.
         """
-        if captures:
-            self._refuse(captures)
         call = arguments.prepare(self.variant, q, k, v, softmax_scale, dropout_p, seed, offset)
-        out, lse = self.run_forward(q, k, v, *call)
+        extras = self._extras(q, k, captures)
+        out, lse = self.run_forward(q, k, v, *call, extras.tensors, extras.numbers)
         return ForwardResult(out, lse, call[0])
 
     def backward(
@@ -198,121 +203,69 @@ class Kernel:
         Raises:
             ArgumentError: says which argument is wrong and what was expected.
         """
-        if captures:
-            self._refuse(captures)
         arguments.check_inputs(self.variant, q, k, v)
+        extras = self._extras(q, k, captures)
         threshold = arguments.threshold_of(self.variant, dropout_p)
-        out_shape = torch.Size((*q.shape[:3], v.shape[3]))
+        out_shape = torch.Size((*q.shape[:-1], v.shape[-1]))
         arguments.check_like(self.key, "dout", dout, q, out_shape)
         arguments.check_like(self.key, "out", out, q, out_shape)
         stats = torch.empty(0, dtype=arguments.lse_dtype(q.dtype), device=q.device)
-        lse_shape = torch.Size((q.shape[0], q.shape[2], q.shape[1]))
+        lse_shape = arguments.lse_shape(q.shape)
         arguments.check_like(self.key, "lse", lse, stats, lse_shape)
         if dlse is not None:
             arguments.check_like(self.key, "dlse", dlse, stats, lse_shape)
         if threshold:
             arguments.check_rng_state(self.key, rng_state, q.device)
-        scale = arguments.scale_of(self.variant, softmax_scale)
-        grads = self.run_backward(
-            dout, q, k, v, out, lse, dlse, rng_state if threshold else None, scale, threshold
-        )
-        return Gradients(*grads, captures={})
+        else:
+            rng_state = None
+        dq, dk, dv, *more = self.run_backward(
+            dout, q, k, v, out, lse, dlse, rng_state,
+            arguments.scale_of(self.variant, softmax_scale), threshold,
+            extras.tensors, extras.numbers,
+        )  # fmt: skip
+        named = dict(zip(self._signature.gradients, more, strict=True))
+        if "sink" in named:
+            named["sink"] = named["sink"].to(captures["sink"].dtype)
+        return Gradients(dq, dk, dv, named)
 
-    def _refuse(self, captures: dict[str, Any]) -> NoReturn:
-        raise ArgumentError(
-            f"{self.key}: expected no captures, as its spec declares none, got "
-            f"{', '.join(captures)}. Remove them, or correct the keyword's spelling."
-        )
-
-    def run_forward(
+    def block_mask(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rng_state: torch.Tensor | None,
-        softmax_scale: float,
-        dropout_threshold: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(out, lse) of checked arguments: the operator's implementation."""
-        batch, seqlen_q, num_heads, _ = q.shape
-        out = _empty((batch, seqlen_q, num_heads, v.shape[3]), q.dtype, q.device)
-        lse = _empty((batch, num_heads, seqlen_q), arguments.lse_dtype(q.dtype), q.device)
-        if out.numel() == 0 or k.shape[1] == 0:
-            return out.zero_(), lse.fill_(-math.inf)
-        compiled = self._compiled(q.device, "forward")
-        sizes = (batch, num_heads, k.shape[2], seqlen_q, k.shape[1])
-        workspace = _empty((compiled.workspace(*sizes),), torch.uint8, q.device)
-        q, softmax_scale, _ = arguments.positive_scale(q, softmax_scale)
-        tensors = [arguments.usable(tensor) for tensor in (q, k, v)]
-        scalars = (softmax_scale, dropout_threshold)
-        _launch(compiled, q.device, out, lse, *tensors, rng_state, workspace, *scalars)
-        return out, lse
+        seqlen_q: int,
+        seqlen_k: int,
+        *,
+        batch: int = 1,
+        num_heads: int = 1,
+        num_heads_kv: int | None = None,
+        block: tuple[int, int] | None = None,
+        device: torch.device | str | None = None,
+        **captures: Any,
+    ) -> torch.Tensor:
+        """Which blocks of queries and keys the mask leaves anything of: what ``block_mask`` takes.
 
-    def run_backward(
-        self,
-        dout: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        dlse: torch.Tensor | None,
-        rng_state: torch.Tensor | None,
-        softmax_scale: float,
-        dropout_threshold: int,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(dq, dk, dv) of checked arguments: the operator's implementation."""
-        device = q.device
-        dq, dk, dv = (_empty(tuple(t.shape), t.dtype, device) for t in (q, k, v))
-        if dout.numel() == 0 or k.shape[1] == 0:
-            return dq.zero_(), dk.zero_(), dv.zero_()
-        compiled = self._compiled(device, "backward")
-        sizes = (q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1])
-        workspace = _empty((compiled.workspace(*sizes),), torch.uint8, device)
-        q, softmax_scale, sign = arguments.positive_scale(q, softmax_scale)
-        inputs = [arguments.usable(tensor) for tensor in (dout, q, k, v, out)]
-        stats = (lse.contiguous(), None if dlse is None else dlse.contiguous())
-        scalars = (softmax_scale, dropout_threshold)
-        _launch(compiled, device, dq, dk, dv, *inputs, *stats, rng_state, workspace, *scalars)
-        return dq if sign == 1 else dq.mul_(sign), dk, dv
+        For a mask that intervals can't see through, give a variant the same mask and
+        ``block_mask``, and pass it this map: blocks that are empty are then never loaded. A map
+        of one batch and head serves all of them when the mask is the same for all.
 
-    def _compiled(self, device: torch.device, pass_name: str) -> CompiledPass:
-        compiled = self._passes.get((device, pass_name))
-        if compiled is None:
-            compiled = self._load(device, (pass_name,))[pass_name]
-        return compiled
+        Args:
+            seqlen_q: queries of a sequence.
+            seqlen_k: keys of a sequence.
+            batch: of the map.
+            num_heads: of the map.
+            num_heads_kv: heads of keys and values; default num_heads.
+            block: (queries, keys) of a block; default that of the variant, else (128, 128).
+            device: default, that of a captured tensor, else the CPU.
+            captures: what the mask reads, without ``block_mask``.
 
-    def _load(self, device: torch.device, passes: Sequence[str]) -> dict[str, CompiledPass]:
-        """Load ``passes`` for ``device``; those that aren't built yet are built together."""
-        with self._lock:
-            target = target_of(device)
-            requests = [self._request(target, name) for name in passes]
-            loaded = dict(zip(passes, load_passes(requests, device=device), strict=True))
-            for name, compiled in loaded.items():
-                self._passes[device, name] = compiled
-            return loaded
+        Returns:
+            bool (batch, num_heads, ceil(seqlen_q / block[0]), ceil(seqlen_k / block[1])).
 
-    def _request(self, target: Target, pass_name: str) -> BuildRequest:
-        pins = () if self._spec is None else self._spec.pins_for(target.name, pass_name)
-        return BuildRequest(self.variant, pass_name, target, self._family, pins)
+        Raises:
+            ArgumentError: when the variant has no mask, or lacks a capture that it reads.
+        """
+        sizes = (batch, num_heads, num_heads_kv or num_heads, seqlen_q, seqlen_k)
+        return block_mask(self.variant, sizes, block, device, captures)
 
-
-def _indexed(device: torch.device) -> torch.device:
-    """``device`` as tensors spell it: with an index on CUDA."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Every result and workspace is allocated here, so that a test can poison them."""
-    return torch.empty(shape, dtype=dtype, device=device)
-
-
-def _launch(compiled: CompiledPass, device: torch.device, *args: Any) -> None:
-    """Call with ``device`` current: a kernel is launched on the current device's context."""
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            compiled.function(*args)
-    else:
-        compiled.function(*args)
+    def _extras(self, q: torch.Tensor, k: torch.Tensor, captures: dict[str, Any]) -> Extras:
+        if not captures and not self._takes_more:
+            return NO_EXTRAS
+        return self._signature.bind(q, k, captures)

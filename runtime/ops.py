@@ -7,24 +7,28 @@ the same two methods of a Runner.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.autograd.function import FunctionCtx
 
 from ..generator.errors import FlashgenError
-from .arguments import lse_dtype
+from .arguments import lse_dtype, lse_shape
 
 NAMESPACE = "flashgen"
-_ARGUMENTS = "str kernel, float softmax_scale, int dropout_threshold"
+_ARGUMENTS = (
+    "str kernel, float softmax_scale, int dropout_threshold, Tensor[] extras, Scalar[] numbers"
+)
 FORWARD_SCHEMA = (
     f"forward(Tensor q, Tensor k, Tensor v, Tensor? rng_state, {_ARGUMENTS}) "
     "-> (Tensor out, Tensor lse)"
 )
 BACKWARD_SCHEMA = (
     "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
-    f"Tensor? rng_state, {_ARGUMENTS}) -> (Tensor dq, Tensor dk, Tensor dv)"
+    f"Tensor? rng_state, {_ARGUMENTS}) -> (Tensor dq, Tensor dk, Tensor dv, "
+    "Tensor[] captured)"
 )
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
@@ -36,6 +40,10 @@ class Runner(Protocol):
     def handle(self) -> str:
         """The string that stands for it in a graph."""
 
+    @property
+    def gradient_slots(self) -> tuple[int, ...]:
+        """Places among extras of the tensors that have a gradient."""
+
     def run_forward(
         self,
         q: torch.Tensor,
@@ -44,6 +52,8 @@ class Runner(Protocol):
         rng_state: torch.Tensor | None,
         softmax_scale: float,
         dropout_threshold: int,
+        extras: Sequence[torch.Tensor] = (),
+        numbers: Sequence[int | float] = (),
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(out, lse)."""
 
@@ -59,8 +69,10 @@ class Runner(Protocol):
         rng_state: torch.Tensor | None,
         softmax_scale: float,
         dropout_threshold: int,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(dq, dk, dv)."""
+        extras: Sequence[torch.Tensor] = (),
+        numbers: Sequence[int | float] = (),
+    ) -> tuple[torch.Tensor, ...]:
+        """(dq, dk, dv) and the gradients of the extras in gradient_slots."""
 
 
 _runners: dict[str, Runner] = {}
@@ -80,25 +92,37 @@ def attend(
     rng_state: torch.Tensor | None,
     softmax_scale: float,
     dropout_threshold: int,
+    extras: tuple[torch.Tensor, ...] = (),
+    numbers: tuple[int | float, ...] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse), both differentiable with respect to q, k and v.
+    """(out, lse), both differentiable with respect to q, k, v and extras that have a gradient.
 
     ``runner`` may be a handle, which torch.compile takes as a constant.
     """
     scalars = (softmax_scale, dropout_threshold)
     if torch.compiler.is_compiling() or type(q) not in _PLAIN_TENSORS:
         handle = runner if isinstance(runner, str) else runner.handle
-        result = torch.ops.flashgen.forward(q, k, v, rng_state, handle, *scalars)
+        more = (list(extras), list(numbers))
+        result = torch.ops.flashgen.forward(q, k, v, rng_state, handle, *scalars, *more)
         return result[0], result[1]
     runner = _runner(runner) if isinstance(runner, str) else runner
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out, lse = _Attention.apply(q, k, v, rng_state, runner, *scalars)  # type: ignore[no-untyped-call]
+    if torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or any(extra.requires_grad for extra in extras)
+    ):
+        call = (runner, *scalars, numbers)
+        out, lse = _Attention.apply(q, k, v, rng_state, call, *extras)  # type: ignore[no-untyped-call]
         return out, lse
-    return runner.run_forward(q, k, v, rng_state, *scalars)
+    return runner.run_forward(q, k, v, rng_state, *scalars, extras, numbers)
+
+
+_Call: TypeAlias = tuple[Runner, float, int, tuple[int | float, ...]]
 
 
 class _Attention(torch.autograd.Function):
-    """The eager path. Saves q, k, v, out, lse and rng_state, nothing else."""
+    """The eager path. Saves q, k, v, out, lse, rng_state and extras, nothing else."""
 
     @staticmethod
     def forward(
@@ -107,13 +131,15 @@ class _Attention(torch.autograd.Function):
         k: torch.Tensor,
         v: torch.Tensor,
         rng_state: torch.Tensor | None,
-        runner: Runner,
-        softmax_scale: float,
-        dropout_threshold: int,
+        call: _Call,
+        *extras: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = runner.run_forward(q, k, v, rng_state, softmax_scale, dropout_threshold)
-        ctx.save_for_backward(q, k, v, out, lse, rng_state)
-        ctx.call = (runner, softmax_scale, dropout_threshold)
+        runner, softmax_scale, dropout_threshold, numbers = call
+        out, lse = runner.run_forward(
+            q, k, v, rng_state, softmax_scale, dropout_threshold, extras, numbers
+        )
+        ctx.save_for_backward(q, k, v, out, lse, rng_state, *extras)
+        ctx.call = call
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -121,18 +147,32 @@ class _Attention(torch.autograd.Function):
     def backward(
         ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, out, lse, rng_state, *extras = ctx.saved_tensors
         if dout is None and dlse is None:
-            return (None,) * 7
-        q, k, v, out, lse, rng_state = ctx.saved_tensors
+            return (None,) * (5 + len(extras))
         if dout is None:
             dout = torch.zeros_like(out)
-        tensors = (dout, q, k, v, out, lse, dlse, rng_state)
+        tensors = (dout, q, k, v, out, lse, dlse, rng_state, *extras)
         if torch.is_grad_enabled():
-            grads = _Gradients.apply(*ctx.call, *tensors)  # type: ignore[no-untyped-call]
+            grads = _Gradients.apply(ctx.call, *tensors)  # type: ignore[no-untyped-call]
         else:
-            runner, softmax_scale, dropout_threshold = ctx.call
-            grads = runner.run_backward(*tensors, softmax_scale, dropout_threshold)
-        return (*grads, None, None, None, None)
+            grads = _run_backward(ctx.call, *tensors)
+        placed = _placed(ctx.call[0], grads[3:], len(extras))
+        return (*grads[:3], None, None, *placed)
+
+
+def _run_backward(call: _Call, *tensors: Any) -> tuple[torch.Tensor, ...]:
+    runner, softmax_scale, dropout_threshold, numbers = call
+    scalars = (softmax_scale, dropout_threshold)
+    return runner.run_backward(*tensors[:8], *scalars, tensors[8:], numbers)  # type: ignore[call-arg]
+
+
+def _placed(runner: Runner, grads: Sequence[torch.Tensor], count: int) -> list[torch.Tensor | None]:
+    """``grads`` at the places of their tensors among ``count`` extras."""
+    placed: list[torch.Tensor | None] = [None] * count
+    for slot, grad in zip(runner.gradient_slots, grads, strict=True):
+        placed[slot] = grad
+    return placed
 
 
 class _Gradients(torch.autograd.Function):
@@ -140,15 +180,9 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
-        runner: Any,
-        softmax_scale: float,
-        dropout_threshold: int,
-        *tensors: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-        grads = runner.run_backward(*tensors, softmax_scale, dropout_threshold)
-        return grads
+        ctx: FunctionCtx, call: _Call, *tensors: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        return _run_backward(call, *tensors)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *_: torch.Tensor) -> tuple[None, ...]:
@@ -193,9 +227,11 @@ def _forward(
     kernel: str,
     softmax_scale: float,
     dropout_threshold: int,
+    extras: Sequence[torch.Tensor],
+    numbers: Sequence[int | float],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    runner = _runner(kernel)
-    return runner.run_forward(q, k, v, rng_state, softmax_scale, dropout_threshold)
+    scalars = (softmax_scale, dropout_threshold)
+    return _runner(kernel).run_forward(q, k, v, rng_state, *scalars, extras, numbers)
 
 
 def _backward(
@@ -210,36 +246,45 @@ def _backward(
     kernel: str,
     softmax_scale: float,
     dropout_threshold: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    extras: Sequence[torch.Tensor],
+    numbers: Sequence[int | float],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     tensors = (dout, q, k, v, out, lse, dlse, rng_state)
-    return _runner(kernel).run_backward(*tensors, softmax_scale, dropout_threshold)
+    scalars = (softmax_scale, dropout_threshold)
+    dq, dk, dv, *captured = _runner(kernel).run_backward(*tensors, *scalars, extras, numbers)
+    return dq, dk, dv, captured
 
 
 def _fake_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, seqlen_q, num_heads, _head_dim = q.shape
-    out = q.new_empty((batch, seqlen_q, num_heads, v.shape[3]))
-    return out, q.new_empty((batch, num_heads, seqlen_q), dtype=lse_dtype(q.dtype))
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    return out, q.new_empty(lse_shape(q.shape), dtype=lse_dtype(q.dtype))
 
 
 def _fake_backward(
-    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    kernel, extras = rest[4], rest[7]
+    captured = [extras[slot] for slot in _runner(kernel).gradient_slots]
+    dq, dk, dv, *more = (t.new_empty(t.shape) for t in (q, k, v, *captured))
+    return dq, dk, dv, more
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, rng_state, *ctx.scalars = inputs
-    ctx.save_for_backward(q, k, v, *output, rng_state)
+    q, k, v, rng_state, *ctx.scalars, extras, ctx.numbers = inputs
+    ctx.save_for_backward(q, k, v, *output, rng_state, *extras)
     ctx.set_materialize_grads(False)
 
 
-def _traced_backward(
-    ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
-) -> tuple[torch.Tensor | None, ...]:
-    q, k, v, out, lse, rng_state = ctx.saved_tensors
+def _traced_backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> Any:
+    q, k, v, out, lse, rng_state, *extras = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
-    grads = torch.ops.flashgen.backward(dout, q, k, v, out, lse, dlse, rng_state, *ctx.scalars)
-    return (*grads, None, None, None, None)
+    *grads, captured = torch.ops.flashgen.backward(
+        dout, q, k, v, out, lse, dlse, rng_state, *ctx.scalars, extras, ctx.numbers
+    )
+    placed = _placed(_runner(ctx.scalars[0]), captured, len(extras))
+    # torch takes an empty list for one of tensors, and wants its like back
+    no_numbers: list[None] | None = None if ctx.numbers else []
+    return (*grads, None, None, None, None, placed, no_numbers)

@@ -126,6 +126,38 @@ def random_values(
     return values[:, :seqlen_q, :seqlen_k]
 
 
+def keep_heads(
+    seed: int | torch.Tensor,
+    offset: int | torch.Tensor,
+    sequence_heads: torch.Tensor,
+    seqlen_q: int,
+    seqlen_k: int,
+    threshold: int,
+    bits: int = 8,
+) -> torch.Tensor:
+    """Which elements survive dropout: bool (len(sequence_heads), seqlen_q, seqlen_k).
+
+    Args:
+        seed: as in ``keep_mask``; offset, threshold and bits too.
+        offset: likewise.
+        sequence_heads: int64 (n,), b * num_heads + h of each matrix wanted.
+        seqlen_q: queries of a sequence.
+        seqlen_k: keys of a sequence.
+        threshold: an element is dropped iff its random value is below this.
+        bits: random bits of an element, 8 or 16.
+    """
+    shape = (len(sequence_heads), seqlen_q, seqlen_k)
+    keep = torch.ones(shape, dtype=torch.bool, device=sequence_heads.device)
+    if keep.numel() == 0 or threshold == 0:
+        return keep
+    step = max(1, _CHUNK_ELEMS // (seqlen_q * seqlen_k))
+    for begin in range(0, len(keep), step):
+        indices = sequence_heads[begin : begin + step]
+        values = random_values(seed, offset, indices, seqlen_q, seqlen_k, bits)
+        torch.ge(values, threshold, out=keep[begin : begin + step])
+    return keep
+
+
 def keep_mask(
     seed: int | torch.Tensor,
     offset: int | torch.Tensor,
@@ -150,18 +182,9 @@ def keep_mask(
         bits: random bits of an element, 8 or 16.
         device: where the mask lies.
     """
-    shape = (batch, num_heads, seqlen_q, seqlen_k)
-    keep = torch.ones(shape, dtype=torch.bool, device=device)
-    if keep.numel() == 0 or threshold == 0:
-        return keep
-    heads = keep.view(batch * num_heads, seqlen_q, seqlen_k)
-    step = max(1, _CHUNK_ELEMS // (seqlen_q * seqlen_k))
-    for begin in range(0, len(heads), step):
-        chunk = heads[begin : begin + step]
-        indices = torch.arange(begin, begin + len(chunk), device=device)
-        values = random_values(seed, offset, indices, seqlen_q, seqlen_k, bits)
-        torch.ge(values, threshold, out=chunk)
-    return keep
+    heads = torch.arange(batch * num_heads, device=device)
+    keep = keep_heads(seed, offset, heads, seqlen_q, seqlen_k, threshold, bits)
+    return keep.view(batch, num_heads, seqlen_q, seqlen_k)
 
 
 def _word64(value: int | torch.Tensor, device: torch.device) -> torch.Tensor:

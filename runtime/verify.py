@@ -8,26 +8,16 @@ from dataclasses import dataclass
 import torch
 
 from ..generator.variant import GPU_DTYPES, Variant
-from . import arguments, reference
+from . import error_rule
 from .catalogue import CatalogueEntry
 from .devices import best_device
 from .kernel import Kernel
 from .philox import dropout_threshold
+from .reference import Dropout, Problem, evaluate
+from .samples import Inputs, Shape, random_inputs
 
 DROPOUT_P = 0.2
 FORWARD_QUANTITIES = ("out", "lse")
-BACKWARD_QUANTITIES = ("dq", "dk", "dv")
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes of one call."""
-
-    batch: int
-    num_heads: int
-    num_heads_kv: int
-    seqlen_q: int
-    seqlen_k: int
 
 
 SHAPES = (
@@ -46,7 +36,7 @@ class VerifyRow:
         key: of the variant.
         target: what ran it.
         pass_name: "forward" or "backward".
-        quantity: out, lse, dq, dk or dv.
+        quantity: out, lse, dq, dk, dv, or d and the name of a capture or ``sink``.
         max_error: largest absolute difference from the fp64 reference.
         bound: what it may be by the error rule, on the same data.
         ok: whether it was within, for every shape.
@@ -89,7 +79,7 @@ def verify(
 def _verify_entry(entry: CatalogueEntry, device: torch.device) -> Iterator[VerifyRow]:
     kernel = Kernel(entry.variant, device, spec=entry.spec)
     with_backward = "backward" in entry.spec.passes
-    worst: dict[str, tuple[reference.Comparison, Shape]] = {}
+    worst: dict[str, tuple[error_rule.Comparison, Shape]] = {}
     for shape in SHAPES:
         for quantity, found in compare_call(kernel, shape, device, backward=with_backward).items():
             if quantity not in worst or _badness(found) > _badness(worst[quantity][0]):
@@ -107,38 +97,8 @@ def _verify_entry(entry: CatalogueEntry, device: torch.device) -> Iterator[Verif
         )
 
 
-def _badness(found: reference.Comparison) -> tuple[bool, float]:
+def _badness(found: error_rule.Comparison) -> tuple[bool, float]:
     return not found.ok, found.max_error / found.bound if found.bound else found.max_error
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Inputs:
-    """Random tensors of one call, dout and dlse among them."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    dout: torch.Tensor
-    dlse: torch.Tensor
-
-
-def random_inputs(
-    variant: Variant, shape: Shape, device: torch.device | str, seed: int = 0, factor: float = 1.0
-) -> Inputs:
-    """Normal values times ``factor``; the same for the same ``seed`` on the same device."""
-    generator = torch.Generator(device).manual_seed(seed)
-    dtype = arguments.TORCH_DTYPES[variant.dtype]
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=generator, device=device) * factor
-
-    q = normal(shape.batch, shape.seqlen_q, shape.num_heads, variant.head_dim)
-    k = normal(shape.batch, shape.seqlen_k, shape.num_heads_kv, variant.head_dim)
-    v = normal(shape.batch, shape.seqlen_k, shape.num_heads_kv, variant.head_dim_v)
-    dout = normal(shape.batch, shape.seqlen_q, shape.num_heads, variant.head_dim_v)
-    dlse = normal(shape.batch, shape.num_heads, shape.seqlen_q)
-    q, k, v, dout = (t.to(device=device, dtype=dtype) for t in (q, k, v, dout))
-    return Inputs(q, k, v, dout, dlse.to(device=device, dtype=arguments.lse_dtype(dtype)))
 
 
 def compare_call(
@@ -151,7 +111,7 @@ def compare_call(
     backward: bool = True,
     seed: int = 0,
     factor: float = 1.0,
-) -> dict[str, reference.Comparison]:
+) -> dict[str, error_rule.Comparison]:
     """Each quantity of one call of both passes against the reference, by name.
 
     Args:
@@ -169,15 +129,17 @@ def compare_call(
     q, k, v = data.q, data.k, data.v
     p = dropout_p if variant.dropout else 0.0
     out, lse, rng_state = kernel.forward(
-        q, k, v, softmax_scale=softmax_scale, dropout_p=p, seed=seed, offset=4
+        q, k, v, softmax_scale=softmax_scale, dropout_p=p, seed=seed, offset=4, **data.arguments
     )
     ours = {"out": out, "lse": lse}
     if backward:
         grads = kernel.backward(
             data.dout, q, k, v, out, lse,
             dlse=data.dlse, softmax_scale=softmax_scale, dropout_p=p, rng_state=rng_state,
+            **data.arguments,
         )  # fmt: skip
         ours |= {"dq": grads.dq, "dk": grads.dk, "dv": grads.dv}
+        ours |= {f"d{name}": grad for name, grad in grads.captures.items()}
     return compare_results(
         variant, data, ours, rng_state=rng_state, dropout_p=p, softmax_scale=softmax_scale
     )
@@ -191,54 +153,35 @@ def compare_results(
     rng_state: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
-) -> dict[str, reference.Comparison]:
-    """Each tensor of ``ours`` (out, lse, dq, dk, dv, by name) judged by the error rule."""
-    dropout = _dropout_of(variant, data, rng_state, dropout_p)
+) -> dict[str, error_rule.Comparison]:
+    """Each tensor of ``ours`` (out, lse, dq, dk, dv, d<capture>, by name) by the error rule."""
+    dropout = _dropout_of(variant, rng_state, dropout_p)
+    problem = Problem.of(
+        variant, data.q, data.k, data.v, data.arguments,
+        softmax_scale=softmax_scale, dropout=dropout,
+    )  # fmt: skip
     backward = not set(ours) <= set(FORWARD_QUANTITIES)
-    ref, eager = (
-        reference.evaluate(
-            data.q,
-            data.k,
-            data.v,
-            data.dout if backward else None,
-            data.dlse if backward else None,
-            dtype=dtype,
-            causal=variant.causal,
-            softmax_scale=softmax_scale,
-            dropout=dropout,
-        )
-        for dtype in (torch.float64, data.q.dtype)
-    )
+    grads = (data.dout, data.dlse) if backward else (None, None)
+    ref = evaluate(problem, *grads, dtype=torch.float64)
+    eager = evaluate(problem, *grads)
     found = {
-        name: reference.compare(tensor, getattr(ref, name), getattr(eager, name))
+        name: error_rule.compare(tensor, ref.named(name), eager.named(name))
         for name, tensor in ours.items()
     }
-    wrong = [name for name in BACKWARD_QUANTITIES if name in found and not found[name].ok]
+    wrong = [name for name in ref.gradients if name in found and not found[name].ok]
     if wrong:  # or eager was right by luck
-        floors = reference.storage_floors(
-            data.q,
-            data.k,
-            data.v,
-            data.dout,
-            data.dlse,
-            ref,
-            causal=variant.causal,
-            softmax_scale=softmax_scale,
-            dropout=dropout,
-        )
-        for name, floor in zip(BACKWARD_QUANTITIES, floors, strict=True):
-            if name in wrong:
-                found[name] = reference.compare(
-                    ours[name], getattr(ref, name), getattr(eager, name), floor
-                )
+        floors = error_rule.storage_floors(problem, data.dout, data.dlse, ref)
+        for name in wrong:
+            found[name] = error_rule.compare(
+                ours[name], ref.named(name), eager.named(name), floors[name]
+            )
     return found
 
 
 def _dropout_of(
-    variant: Variant, data: Inputs, rng_state: torch.Tensor | None, dropout_p: float
-) -> reference.Dropout | None:
+    variant: Variant, rng_state: torch.Tensor | None, dropout_p: float
+) -> Dropout | None:
     if rng_state is None:
         return None
     bits = variant.dropout_bits
-    threshold = dropout_threshold(dropout_p, bits)
-    return reference.Dropout.of(data.q, data.k, rng_state, threshold, bits)
+    return Dropout(rng_state, dropout_threshold(dropout_p, bits), bits)

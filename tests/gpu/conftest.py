@@ -11,7 +11,7 @@ import torch
 
 import flashgen
 from flashgen.generator.variant import PASSES, parse_key
-from flashgen.runtime import kernel as kernel_module
+from flashgen.runtime import passes as passes_module
 from flashgen.runtime.arguments import TORCH_DTYPES
 from flashgen.runtime.build import BuildRequest, build
 from flashgen.runtime.devices import target_of
@@ -72,7 +72,7 @@ def poison(monkeypatch):
         value = 0xFF if dtype == torch.uint8 else math.nan
         return torch.full(shape, value, dtype=dtype, device=device)
 
-    monkeypatch.setattr(kernel_module, "_empty", poisoned)
+    monkeypatch.setattr(passes_module, "_empty", poisoned)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import flashgen
 from flashgen.generator.errors import ArgumentError
 from flashgen.runtime import arguments
-from flashgen.runtime import kernel as kernel_module
+from flashgen.runtime import passes as passes_module
 from flashgen.runtime.verify import Shape, compare_call
 
 pytestmark = pytest.mark.gpu
@@ -183,7 +183,7 @@ def test_500_shapes_build_nothing(load, inputs, monkeypatch):  # R23
     def refuse(*args, **options):
         raise AssertionError("a call loaded or built something")
 
-    monkeypatch.setattr(kernel_module, "load_passes", refuse)
+    monkeypatch.setattr(passes_module, "load_passes", refuse)
     draw = random.Random(0)
     q, k, v, dout = inputs(kernel.key, 2, 700, 700, heads=8)
     for _ in range(500):

@@ -16,7 +16,7 @@ import torch
 import flashgen
 from flashgen.generator.arch import parse_target
 from flashgen.generator.variant import PASSES, parse_key
-from flashgen.runtime import kernel as kernel_module
+from flashgen.runtime import passes as passes_module
 from flashgen.runtime.build import BuildRequest, build
 from flashgen.runtime.cache import Cache
 from flashgen.runtime.philox import keep_mask
@@ -46,7 +46,7 @@ def cpu_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHGEN_CACHE_DIR", str(root))
         patch.delenv("FLASHGEN_PREBUILT", raising=False)
-        patch.setattr(kernel_module, "_empty", poisoned)
+        patch.setattr(passes_module, "_empty", poisoned)
         target = parse_target("cpu")
         build(
             [BuildRequest(parse_key(key), name, target) for key in KEYS for name in PASSES],

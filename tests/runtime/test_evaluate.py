@@ -148,8 +148,21 @@ def test_derivatives_where_there_is_none():
     ):
         assert gradient(expr, 0.0) == 0.0, expr
     assert gradient(Binary("%", score, Const(2.0)), 5.0) == 1.0
-    assert gradient(Call("max", (score, Const(1.0))), 1.0) == 1.0  # the first of equals
-    assert gradient(Call("max", (Const(1.0), score)), 1.0) == 0.0
+    assert gradient(Call("max", (score, Const(1.0))), 1.0) == 0.5
+    assert gradient(Call("clamp", (score, Const(0.0), Const(1.0))), 1.0) == 1.0
+
+
+def test_no_gradient_where_it_is_not_active():
+    table = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    expr = Call("rsqrt", (Load("t", (Name("kv_idx"),), "float"),))  # infinite at 0
+    active = torch.tensor([True, False]).view(1, 1, 1, 2)
+    scope = Scope.of_block(
+        range(1), range(1), range(1), range(2),
+        sizes=(1, 2, 1, 1), captures={"t": table}, active=active,
+    )  # fmt: skip
+    value = evaluate(expr, scope).masked_fill(~active, 0.0)
+    value.sum().backward()
+    assert table.grad.tolist() == [-0.5, 0.0]
 
 
 def test_gradcheck_of_a_program():

@@ -14,8 +14,8 @@ import torch
 import flashgen
 from flashgen.generator.errors import ArgumentError, PlanError, SpecError, TargetError
 from flashgen.generator.variant import PASSES, parse_key
-from flashgen.runtime import kernel as kernel_module
 from flashgen.runtime import ops
+from flashgen.runtime import passes as passes_module
 from flashgen.runtime.verify import Shape, compare_call
 
 KEY = "d16-fp32-causal-dropout"
@@ -204,7 +204,7 @@ def test_r23_500_shapes_build_nothing(kernel, monkeypatch):
     def refuse(*args, **options):
         raise AssertionError("a call loaded or built something")
 
-    monkeypatch.setattr(kernel_module, "load_passes", refuse)
+    monkeypatch.setattr(passes_module, "load_passes", refuse)
     draw = random.Random(0)
     q, k, v, dout = inputs(batch=3, seqlen_q=90, seqlen_k=90, heads=4, heads_kv=4)
     for _ in range(500):
@@ -288,10 +288,12 @@ def test_threads_may_share_a_kernel(kernel):
 
 def test_a_graph_of_another_process_finds_its_kernel(kernel):
     q, k, v, _ = inputs()
-    expected = torch.ops.flashgen.forward(q, k, v, None, KEY, 0.25, 0)[0]
+    expected = torch.ops.flashgen.forward(q, k, v, None, KEY, 0.25, 0, [], [])[0]
     runner = ops._runners.pop(KEY)  # as where nothing has been loaded yet
     try:
-        assert torch.equal(torch.ops.flashgen.forward(q, k, v, None, KEY, 0.25, 0)[0], expected)
+        assert torch.equal(
+            torch.ops.flashgen.forward(q, k, v, None, KEY, 0.25, 0, [], [])[0], expected
+        )
     finally:
         ops._runners[KEY] = runner
 
@@ -301,12 +303,12 @@ def test_operators_are_sound_on_a_real_kernel(kernel):
     state = torch.tensor([3, 4])
     torch.library.opcheck(
         torch.ops.flashgen.forward.default,
-        (*(t.clone().requires_grad_() for t in (q, k, v)), state, KEY, 0.25, 64),
+        (*(t.clone().requires_grad_() for t in (q, k, v)), state, KEY, 0.25, 64, [], []),
     )
-    out, lse = torch.ops.flashgen.forward(q, k, v, state, KEY, 0.25, 64)
+    out, lse = torch.ops.flashgen.forward(q, k, v, state, KEY, 0.25, 64, [], [])
     torch.library.opcheck(
         torch.ops.flashgen.backward.default,
-        (dout, q, k, v, out, lse, None, state, KEY, 0.25, 64),
+        (dout, q, k, v, out, lse, None, state, KEY, 0.25, 64, [], []),
     )
 
 

@@ -17,15 +17,27 @@ class ReferenceRunner:
     def __init__(self):
         self.calls = []
 
-    def run_forward(self, q, k, v, rng_state, softmax_scale, dropout_threshold):
-        self.calls.append("forward")
-        found = reference.evaluate(q, k, v, softmax_scale=softmax_scale)
+    gradient_slots = ()
+
+    def run_forward(
+        self, q, k, v, rng_state, softmax_scale, dropout_threshold, extras=(), numbers=()
+    ):
+        self.calls.append(("forward", *numbers))
+        found = reference.evaluate(
+            reference.Problem(self.scaled(q, extras), k, v, softmax_scale=softmax_scale)
+        )
         return found.out, found.lse
 
+    @staticmethod
+    def scaled(q, extras):
+        return q * extras[1].view(1, 1, -1, 1) if extras else q
+
     def run_backward(
-        self, dout, q, k, v, out, lse, dlse, rng_state, softmax_scale, dropout_threshold
-    ):
-        self.calls.append("backward without dlse" if dlse is None else "backward with dlse")
+        self, dout, q, k, v, out, lse, dlse, rng_state, softmax_scale, dropout_threshold,
+        extras=(), numbers=(),
+    ):  # fmt: skip
+        given, q = q, self.scaled(q, extras)
+        self.calls.append((f"backward {'without' if dlse is None else 'with'} dlse", *numbers))
         # the closed form: autograd does not work below an operator's own dispatch
         group = q.shape[2] // k.shape[2]
         keys, values = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
@@ -36,7 +48,10 @@ class ReferenceRunner:
         dk = torch.einsum("bhij,bihd->bjhd", ds, q).unflatten(2, (-1, group)).sum(3)
         dv = torch.einsum("bhij,bihd->bjhd", p, dout).unflatten(2, (-1, group)).sum(3)
         dq = torch.einsum("bhij,bjhd->bihd", ds, keys)
-        return dq.contiguous(), dk.contiguous(), dv.contiguous()
+        grads = [dq, dk, dv]
+        if extras:
+            grads = [self.scaled(dq, extras), dk, dv, (dq * given).sum((0, 1, 3))]
+        return tuple(grad.contiguous() for grad in grads)
 
 
 @pytest.fixture
@@ -47,6 +62,13 @@ def runner():
     del ops._runners[made.handle]
 
 
+@pytest.fixture
+def with_extras(runner):
+    """A runner whose calls have extras: one without a gradient, then a factor of each head."""
+    runner.gradient_slots = (1,)
+    return runner
+
+
 def leaves(dtype=torch.float64):
     gen = torch.Generator().manual_seed(1)
     shapes = [(2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 16)]
@@ -55,6 +77,10 @@ def leaves(dtype=torch.float64):
 
 def attend(runner, q, k, v):
     return ops.attend(runner, q, k, v, None, 0.3, 0)
+
+
+def plain(*qkv):
+    return reference.attention(reference.Problem(*qkv, softmax_scale=0.3))
 
 
 def loss_of(out, lse):
@@ -78,14 +104,60 @@ def test_gradients_of_either_output(runner, use, compiled):
         ours = torch.compile(ours, fullgraph=True, backend="aot_eager")
     got = torch.autograd.grad(ours(q, k, v), (q, k, v))
     expected = torch.autograd.grad(
-        loss(q, k, v, lambda *qkv: reference.attention(*qkv, softmax_scale=0.3)),
+        loss(q, k, v, plain),
         (q, k, v),
         materialize_grads=True,
     )
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b)
     wanted = "backward without dlse" if use == "out" else "backward with dlse"
-    assert runner.calls == ["forward", wanted]
+    assert runner.calls == [("forward",), (wanted,)]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_extras_find_their_places(with_extras, compiled):
+    q, k, v = leaves()
+    ids = torch.arange(3)
+    factor = torch.tensor([0.5, 2.0, 1.0, -1.0], dtype=torch.float64, requires_grad=True)
+
+    def ours(q, k, v, factor):
+        out, lse = ops.attend(with_extras, q, k, v, None, 0.3, 0, (ids, factor * 2), (7, 0.5))
+        return loss_of(out, lse)
+
+    def expected(q, k, v, factor):
+        return loss_of(*plain(q * (factor * 2).view(1, 1, -1, 1), k, v))
+
+    if compiled:
+        torch._dynamo.reset()
+        ours = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    inputs = (q, k, v, factor)
+    got = torch.autograd.grad(ours(*inputs), inputs)
+    for a, b in zip(got, torch.autograd.grad(expected(*inputs), inputs), strict=True):
+        torch.testing.assert_close(a, b)
+    assert with_extras.calls == [("forward", 7, 0.5), ("backward with dlse", 7, 0.5)]
+
+
+def test_a_gradient_of_an_extra_alone(with_extras):
+    q, k, v = (t.detach() for t in leaves())
+    factor = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    out, _ = ops.attend(with_extras, q, k, v, None, 0.3, 0, (torch.arange(3), factor), ())
+    assert out.requires_grad
+    (grad,) = torch.autograd.grad(out.sum(), factor)
+    assert grad.shape == (4,) and grad.any()
+
+
+def test_operator_with_extras_is_sound(with_extras):
+    q, k, v = leaves(torch.float32)
+    factor = torch.linspace(0.5, 1, 4, requires_grad=True)
+    args = (q, k, v, None, with_extras.handle, 0.3, 0, [torch.arange(3), factor], [7, 0.5])
+    torch.library.opcheck(torch.ops.flashgen.forward.default, args)
+    q, k, v, factor = (t.detach() for t in (q, k, v, factor))
+    out, lse = torch.ops.flashgen.forward(q, k, v, *args[3:7], [torch.arange(3), factor], [7, 0.5])
+    torch.library.opcheck(
+        torch.ops.flashgen.backward.default,
+        (torch.ones_like(out), q, k, v, out, lse, None, None, with_extras.handle, 0.3, 0,
+         [torch.arange(3), factor], [7, 0.5]),
+    )  # fmt: skip
 
 
 def test_no_graph_without_gradients(runner):
@@ -121,12 +193,12 @@ def test_saves_its_inputs_and_results_only(runner):
 
 def test_operator_is_sound(runner):
     q, k, v = leaves(torch.float32)
-    args = (q, k, v, None, runner.handle, 0.3, 0)
+    args = (q, k, v, None, runner.handle, 0.3, 0, [], [])
     torch.library.opcheck(torch.ops.flashgen.forward.default, args)
     out, lse = (t.detach() for t in attend(runner, q, k, v))
     tensors = [t.detach() for t in (torch.ones_like(out), q, k, v, out, lse, torch.sin(lse))]
     torch.library.opcheck(
-        torch.ops.flashgen.backward.default, (*tensors, None, runner.handle, 0.3, 0)
+        torch.ops.flashgen.backward.default, (*tensors, None, runner.handle, 0.3, 0, [], [])
     )
 
 
@@ -155,7 +227,7 @@ def test_dynamic_shapes_compile_once(runner):
     for seqlen in (5, 9, 33, 64):
         q = torch.randn(2, seqlen, 4, 8)
         out = run(q, q, q)
-        expected = reference.attention(q, q, q, softmax_scale=0.3)[0] * 2
+        expected = plain(q, q, q)[0] * 2
         torch.testing.assert_close(out, expected)
     assert len(graphs) == 1
     assert math.isfinite(out.sum().item())

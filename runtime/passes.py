@@ -1,0 +1,166 @@
+"""Checked tensors and numbers -> results of a variant's compiled passes, on any device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..generator.arch import Target
+from ..generator.spec import Spec
+from ..generator.variant import Variant
+from . import arguments
+from .captures import signature_of
+from .devices import target_of
+from .loader import CompiledPass, load_passes
+from .unit import BuildRequest
+
+
+class PassRunner:
+    """The passes of a variant: loaded once for each device, and run with no check or autograd.
+
+    Attributes:
+        variant: the function.
+        key: its name.
+        handle: the string that stands for it in a graph.
+    """
+
+    def __init__(
+        self,
+        variant: Variant,
+        device: torch.device,
+        spec: Spec | None,
+        family: str | None,
+        passes: Sequence[str],
+    ) -> None:
+        """Load ``passes`` for ``device``, with the pins of ``spec``."""
+        self.variant = variant
+        self.key = variant.key
+        self.handle = self.key if family is None else f"{self.key}@{family}"
+        self._signature = signature_of(variant)
+        self._takes_more = bool(self._signature.tensors or self._signature.params)
+        self._spec = spec
+        self._family = family
+        self._passes: dict[tuple[torch.device, str], CompiledPass] = {}
+        self._lock = threading.Lock()
+        self._load(_indexed(device), passes)
+
+    @property
+    def gradient_slots(self) -> tuple[int, ...]:
+        """Places among a call's extra tensors of those that have a gradient."""
+        return self._signature.gradient_slots
+
+    def run_forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rng_state: torch.Tensor | None,
+        softmax_scale: float,
+        dropout_threshold: int,
+        extras: Sequence[torch.Tensor] = (),
+        numbers: Sequence[int | float] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(out, lse) of checked arguments: the operator's implementation."""
+        device = q.device
+        out = _empty((*q.shape[:-1], v.shape[-1]), q.dtype, device)
+        lse = _empty(arguments.lse_shape(q.shape), arguments.lse_dtype(q.dtype), device)
+        if out.numel() == 0 or k.shape[-3] == 0:
+            return out.zero_(), self._signature.lse_without_keys(lse, extras)
+        compiled = self._compiled(device, "forward")
+        workspace = _workspace(compiled, self._sizes(q, k, extras), device)
+        q, softmax_scale, _ = arguments.positive_scale(q, softmax_scale)
+        tensors = [arguments.usable(tensor) for tensor in (q, k, v)]
+        scalars = (softmax_scale, dropout_threshold, *extras, *numbers)
+        _launch(compiled, device, out, lse, *tensors, rng_state, workspace, *scalars)
+        return out, lse
+
+    def run_backward(
+        self,
+        dout: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        dlse: torch.Tensor | None,
+        rng_state: torch.Tensor | None,
+        softmax_scale: float,
+        dropout_threshold: int,
+        extras: Sequence[torch.Tensor] = (),
+        numbers: Sequence[int | float] = (),
+    ) -> tuple[torch.Tensor, ...]:
+        """(dq, dk, dv, gradients of extras) of checked arguments: the operator's implementation."""
+        device = q.device
+        dq, dk, dv = (_empty(tuple(t.shape), t.dtype, device) for t in (q, k, v))
+        with_grad = [extras[slot] for slot in self.gradient_slots]
+        more = [_empty(tuple(t.shape), lse.dtype, device) for t in with_grad]
+        if dout.numel() == 0 or k.shape[-3] == 0:
+            self._signature.gradients_without_keys(more, dlse, extras)
+            dq, dk, dv = dq.zero_(), dk.zero_(), dv.zero_()
+            return dq, dk, dv, *(g.to(t.dtype) for g, t in zip(more, with_grad, strict=True))
+        compiled = self._compiled(device, "backward")
+        workspace = _workspace(compiled, self._sizes(q, k, extras), device)
+        q, softmax_scale, sign = arguments.positive_scale(q, softmax_scale)
+        inputs = [arguments.usable(tensor) for tensor in (dout, q, k, v, out)]
+        stats = (lse.contiguous(), None if dlse is None else dlse.contiguous())
+        scalars = (softmax_scale, dropout_threshold, *extras, *numbers, *more)
+        _launch(compiled, device, dq, dk, dv, *inputs, *stats, rng_state, workspace, *scalars)
+        dq = dq if sign == 1 else dq.mul_(sign)
+        return dq, dk, dv, *(g.to(t.dtype) for g, t in zip(more, with_grad, strict=True))
+
+    def _sizes(
+        self, q: torch.Tensor, k: torch.Tensor, extras: Sequence[torch.Tensor]
+    ) -> tuple[int, ...]:
+        """What a pass's workspace depends on."""
+        batch = q.shape[0] if q.dim() == 4 else extras[0].shape[0] - 1
+        return batch, q.shape[-2], k.shape[-2], q.shape[-3], k.shape[-3]
+
+    def _compiled(self, device: torch.device, pass_name: str) -> CompiledPass:
+        compiled = self._passes.get((device, pass_name))
+        if compiled is None:
+            compiled = self._load(device, (pass_name,))[pass_name]
+        return compiled
+
+    def _load(self, device: torch.device, passes: Sequence[str]) -> dict[str, CompiledPass]:
+        """Load ``passes`` for ``device``; those that aren't built yet are built together."""
+        with self._lock:
+            target = target_of(device)
+            requests = [self._request(target, name) for name in passes]
+            loaded = dict(zip(passes, load_passes(requests, device=device), strict=True))
+            for name, compiled in loaded.items():
+                self._passes[device, name] = compiled
+            return loaded
+
+    def _request(self, target: Target, pass_name: str) -> BuildRequest:
+        pins = () if self._spec is None else self._spec.pins_for(target.name, pass_name)
+        return BuildRequest(self.variant, pass_name, target, self._family, pins)
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """``device`` as tensors spell it: with an index on CUDA."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Every result and workspace is allocated here, so that a test can poison them."""
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _workspace(
+    compiled: CompiledPass, sizes: tuple[int, ...], device: torch.device
+) -> torch.Tensor:
+    return _empty((compiled.workspace(*sizes),), torch.uint8, device)
+
+
+def _launch(compiled: CompiledPass, device: torch.device, *args: Any) -> None:
+    """Call with ``device`` current: a kernel is launched on the current device's context."""
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            compiled.function(*args)
+    else:
+        compiled.function(*args)
