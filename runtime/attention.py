@@ -63,18 +63,7 @@ def attention(
     Raises:
         ArgumentError: says which argument is wrong and what was expected.
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 4:
-            got = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-            raise ArgumentError(
-                f"attention: {name}: expected a tensor (batch, seqlen, heads, head_dim), got {got}."
-            )
-    head_dim, head_dim_v = q.shape[3], v.shape[3]
-    if k.shape[3] != head_dim:
-        raise ArgumentError(
-            f"attention: k: expected head_dim {head_dim} as q, got {k.shape[3]}. The layout is "
-            "(batch, seqlen, heads, head_dim)."
-        )
+    head_dim, head_dim_v = _head_dims(q, k, v)
     variant = Variant(
         _padded("q", head_dim),
         _padded("v", head_dim_v),
@@ -105,6 +94,22 @@ def attention(
     out, lse = ops.attend(handle, q, k, v, *call, extras.tensors, extras.numbers)
     out = out[..., :head_dim_v] if variant.head_dim_v != head_dim_v else out
     return (out, lse) if return_lse else out
+
+
+def _head_dims(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, int]:
+    """Sizes of a row of q and of v, of tensors of four dimensions."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 4:
+            got = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise ArgumentError(
+                f"attention: {name}: expected a tensor (batch, seqlen, heads, head_dim), got {got}."
+            )
+    if k.shape[3] != q.shape[3]:
+        raise ArgumentError(
+            f"attention: k: expected head_dim {q.shape[3]} as q, got {k.shape[3]}. The layout is "
+            "(batch, seqlen, heads, head_dim)."
+        )
+    return q.shape[3], v.shape[3]
 
 
 def _given(

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..generator.arch import Target
 from ..generator.spec import Spec
 from ..generator.variant import PASSES, Variant
 from . import arguments, ops
 from .block_mask import block_mask
 from .captures import NO_EXTRAS, Extras, refuse_lost_gradients
 from .catalogue import Catalogue
-from .devices import best_device, target_of
+from .devices import best_device
 from .passes import PassRunner
 
 
@@ -105,7 +104,6 @@ class Kernel(PassRunner):
         default = spec.passes if spec is not None else PASSES
         wanted = default if passes is None else passes
         super().__init__(variant, device, spec, family, wanted)
-        self.target: Target = target_of(device)
         ops.register(self)
 
     def __repr__(self) -> str:

@@ -24,6 +24,7 @@ class PassRunner:
     Attributes:
         variant: the function.
         key: its name.
+        target: what the device it was loaded for runs.
         handle: the string that stands for it in a graph.
     """
 
@@ -38,6 +39,7 @@ class PassRunner:
         """Load ``passes`` for ``device``, with the pins of ``spec``."""
         self.variant = variant
         self.key = variant.key
+        self.target: Target = target_of(device)
         self.handle = self.key if family is None else f"{self.key}@{family}"
         self._signature = signature_of(variant)
         self._takes_more = bool(self._signature.tensors or self._signature.params)
