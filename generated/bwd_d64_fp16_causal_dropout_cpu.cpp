@@ -197,7 +197,7 @@ struct alignas(64) QueryScratch {
     Acc lse[kTileM], delta[kTileM];
     Row rows[kTileM];
     Column columns[kTileN];
-    Panel::Int keep[kTileN * kTileM];  // all ones or 0, [kv][q]
+    alignas(64) Panel::Int keep[kTileN * kTileM];  // all ones or 0, [kv][q]
 };
 
 // One panel of queries, the `panel`-th of its tile, against one tile of keys.
@@ -294,7 +294,7 @@ struct alignas(64) KeyScratch {
     Acc lse[kDkvTileM], delta[kDkvTileM];
     Row rows[kDkvTileM];
     Column columns[kDkvTileN];
-    Panel::Int keep[kDkvTileM * kDkvTileN];  // all ones or 0, [q][kv]
+    alignas(64) Panel::Int keep[kDkvTileM * kDkvTileN];  // all ones or 0, [q][kv]
 };
 static_assert(kDkvTileN % kWidth == 0, "a task is whole panels");
 
