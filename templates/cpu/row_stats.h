@@ -46,10 +46,12 @@ inline void load_row_stats(const AttentionArgs& a, int64_t at, int count, Acc* l
     }
 }
 
-// The gradient of a head's sink from `count` rows that start at `at`.
+// What a task of `tile` queries adds to the gradient of its head's sink.
 template <typename Acc>
-inline double sink_gradient(const AttentionArgs& a, int64_t h, int64_t at, int count) {
-    const double sink = a.sink.as<const Acc>()[h];
+inline double sink_gradient(const AttentionArgs& a, const Task& task, int tile) {
+    const int64_t at = first_stat(a, task.sequence, task.head) + task.begin;
+    const int64_t count = std::min<int64_t>(tile, task.sequence.q_len - task.begin);
+    const double sink = a.sink.as<const Acc>()[task.head];
     double sum = 0;
     for (int i = 0; i < count; ++i) {
         const double lse = a.lse.as<const Acc>()[at + i];
