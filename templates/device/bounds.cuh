@@ -12,7 +12,7 @@ constexpr int kBoundsWarps = 4;  // of a thread block, a tile each
 // What a tile's positions are: of one sequence that all share, or of packed ones.
 struct Positions {
     int length;  // of the sequence, or of all packed ones
-    CuSeqlens cu_seqlens;  // data is null where nothing is packed
+    Boundaries cu_seqlens;  // data is null where nothing is packed
     int num_sequences;
     int num_tiles;  // virtual ones where sequences are packed
 };
