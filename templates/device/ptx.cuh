@@ -65,6 +65,10 @@ __device__ __forceinline__ void st_shared_32(uint32_t smem, uint32_t value) {
     asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(smem), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ void st_shared_zero_16(uint32_t smem) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(smem), "r"(0) : "memory");
+}
+
 __device__ __forceinline__ float exp2_approx(float x) {  // 2^x; exp2(-inf) = 0
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));

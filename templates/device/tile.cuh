@@ -59,12 +59,12 @@ struct SmemTile {
         st_shared_32(at(row, col), pair);
     }
 
-    // Starts copying rows [0, kRows) of kHeadDim elements from global memory; rows from
-    // `num_rows` up become zeros, so that nothing past a sequence's end reaches a product.
-    // `source` is thread_source() of the tile's first row.
+    // Starts copying rows [0, kRows) of kHeadDim elements from global memory; rows before
+    // `begin_row` and from `end_row` up become zeros, so that nothing past a sequence's end reaches
+    // a product. `source` is thread_source() of the tile's first row.
     template <int kHeadDim, int kNumThreads, typename Element>
     __device__ __forceinline__ void load_async(const Element* source, int64_t row_stride,
-                                               int num_rows) const {
+                                               int end_row, int begin_row = INT32_MIN) const {
         constexpr int kChunks = kHeadDim / 8;            // of 16 bytes, a row
         constexpr int kRowStep = kNumThreads / kChunks;  // rows that the block copies at once
         const int thread = opaque(threadIdx.x);
@@ -75,7 +75,7 @@ struct SmemTile {
         for (int i = 0; i < (kRows + kRowStep - 1) / kRowStep; ++i) {
             const int row = first_row + i * kRowStep;
             if (kRows % kRowStep == 0 || row < kRows) {
-                cp_async_16(at(row, col), source, row < num_rows);
+                cp_async_16(at(row, col), source, row < end_row && row >= begin_row);
                 source += kRowStep * row_stride;
             }
         }
@@ -107,6 +107,18 @@ struct SmemTile {
             for (int row = threadIdx.x; row < kRows; row += kNumThreads) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) st_shared_32(at(row, kHeadDim + 2 * i), 0);
+            }
+        }
+    }
+
+    // Zeroes those of the 32 rows from `first_row` up whose bit is set.
+    template <int kNumThreads>
+    __device__ __forceinline__ void clear_rows(int first_row, uint32_t which) const {
+        constexpr int kChunks = kCols / 8;  // of 16 bytes, a row
+        for (int chunk = threadIdx.x; chunk < 32 * kChunks; chunk += kNumThreads) {
+            const int row = chunk / kChunks;
+            if (which >> row & 1 && (kRows % 32 == 0 || first_row + row < kRows)) {
+                st_shared_zero_16(at(first_row + row, chunk % kChunks * 8));
             }
         }
     }
