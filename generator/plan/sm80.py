@@ -116,13 +116,25 @@ class Sm80ForwardPlan(Sm80Plan):
     def smem(self) -> tuple[SmemBuffer, ...]:
         """Q (later the output), K and V, one stage each: K(i - 1) loads while V(i) is used."""
         q_bytes = _tile_bytes(self.tile_m, max(self.padded_qk, self.padded_v))
-        return _stack(
-            [
-                ("q", q_bytes, "Q, then the output"),
-                ("k", _tile_bytes(self.tile_n, self.padded_qk), "one tile of K"),
-                ("v", _tile_bytes(self.tile_n, self.padded_v), "one tile of V"),
-            ]
-        )
+        buffers = [
+            ("q", q_bytes, "Q, then the output"),
+            ("k", _tile_bytes(self.tile_n, self.padded_qk), "one tile of K"),
+            ("v", _tile_bytes(self.tile_n, self.padded_v), "one tile of V"),
+        ]
+        if self.stats_in_smem:
+            stats_bytes = 32 * self.num_warps * (self.tile_m // (16 * self.num_warps)) * 16
+            buffers.append(("stats", stats_bytes, "maximum and sum of each row, between steps"))
+        if self.program.tile_test is not None:
+            seen_bytes = self.num_warps * -(-self.tile_n // 32) * 4
+            buffers.append(("seen", seen_bytes, "the keys that each warp's queries see, as bits"))
+        if self.variant.layout == "varlen":
+            buffers.append(("position", 32, "which queries the block owns"))
+        return _stack(buffers)
+
+    @property
+    def stats_in_smem(self) -> bool:
+        """Whether the row statistics leave their registers between two steps."""
+        return self.program.score is not None or self.program.tile_test is not None
 
     @property
     def registers_estimate(self) -> int:
