@@ -8,6 +8,8 @@ from typing import ClassVar
 
 from ..arch import Target
 from ..errors import PlanError
+from ..ir import Load, Name, walk
+from ..program import Program, program_for
 from ..variant import Variant
 from .base import KernelPlan, SmemBuffer
 
@@ -134,6 +136,8 @@ class Sm80ForwardPlan(Sm80Plan):
     @property
     def stats_in_smem(self) -> bool:
         """Whether the row statistics leave their registers between two steps."""
+        if self.variant.layout == "varlen" and self.target.capability >= (10, 0):
+            return True  # else it spills there; on sm90 it spills with them
         return self.program.score is not None or self.program.tile_test is not None
 
     @property
@@ -240,7 +244,8 @@ def candidates(
     """Every legal plan, best first."""
     forward = pass_name == "forward"
     kind = Sm80ForwardPlan if forward else Sm80BackwardPlan
-    for tiles in _forward(variant) if forward else _backward(variant, target):
+    shapes = _forward if forward else _backward
+    for tiles in shapes(variant, target):
         candidate = kind(
             variant=variant,
             pass_name=pass_name,
@@ -256,22 +261,40 @@ def candidates(
         yield candidate
 
 
-def _forward(variant: Variant) -> Iterator[dict[str, int]]:
+def _forward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     """Tiles in order of preference.
 
     Rows per warp first, since each K and V fragment is then used twice; above 128 columns two row
     blocks a warp no longer fit. On an H200, causal, seqlen 4096, d128: 64 keys a step 300 TFLOP/s,
     48 keys 298, 32 keys 269, 64 rows x 64 keys 250 (three resident 273), 8 warps 234 (2026-12).
+
+    A program's loads are in flight for several elements at once, which takes registers: one row
+    block a warp where the score reads a tensor at each element, and from sm100 up, whose compiler
+    asks for more of them ahead, where anything is read at a row or a column.
     """
     columns = max(variant.head_dim, variant.head_dim_v)
-    if columns <= 96 or (columns <= 128 and not variant.dropout):
-        shapes = [(128, 64, 4), (128, 32, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4)]
-    elif columns <= 128:  # 64 keys and random bits spill
-        shapes = [(128, 32, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4)]
-    else:
+    reads = _read_levels(program_for(variant))
+    shapes = [(128, 64, 4), (128, 32, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4)]
+    if columns > 128:
         shapes = [(128, 64, 8), (64, 64, 4), (64, 32, 4)]
+    elif columns > 96 and ("score" in reads or (reads and target.capability >= (10, 0))):
+        shapes.insert(0, shapes.pop(2))
+    elif columns > 96 and variant.dropout:  # 64 keys and random bits spill
+        del shapes[0]
     for tile_m, tile_n, num_warps in shapes:
         yield {"tile_m": tile_m, "tile_n": tile_n, "num_warps": num_warps}
+
+
+def _read_levels(program: Program) -> frozenset[str]:
+    """How fine the program's reads of tensors are: "position", and "score" for its elements'."""
+    found = set()
+    for root in (program.mask, program.score):
+        for node in () if root is None else walk(root):
+            if isinstance(node, Load):
+                names = {n.id for n in walk(node) if isinstance(n, Name)} & {"q_idx", "kv_idx"}
+                found |= {"position"} if names else set()
+                found |= {"score"} if root is program.score and len(names) == 2 else set()
+    return frozenset(found)
 
 
 def _backward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
