@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ..arch import Target
 from ..errors import PlanError
-from ..ir import Load, Name, walk
-from ..program import Program, program_for
+from ..ir import Expr, Load, Name, walk
+from ..program import Program, ProgramCapture, TileBound, program_for
 from ..variant import Variant
 from .base import KernelPlan, SmemBuffer
 
@@ -35,6 +35,20 @@ def _stack(buffers: list[tuple[str, int, str]]) -> tuple[SmemBuffer, ...]:
         placed.append(SmemBuffer(name, offset, size, purpose))
         offset = _round_up(offset + size, 128)
     return tuple(placed)
+
+
+def _product(dims: Sequence[str | int]) -> str:
+    """How many elements ``dims`` make, in C++ over the WorkspaceSizes ``s``."""
+    fields = {"total_q": "seqlen_q", "total_k": "seqlen_k"}
+    factors = [d if isinstance(d, int) else f"s.{fields.get(d, d)}" for d in dims]
+    return " * ".join(map(str, ("int64_t{1}", *factors)))
+
+
+def _same_for_all_heads(expr: Expr) -> bool:
+    return not any(
+        isinstance(node, Load) or (isinstance(node, Name) and node.id in ("h", "h_kv"))
+        for node in walk(expr)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +189,44 @@ class Sm80BackwardPlan(Sm80Plan):
     pins: ClassVar[tuple[str, ...]] = (*Sm80Plan.pins, "head_splits", "num_stages", "dq_tile_n")
 
     @property
+    def walks_tiles(self) -> bool:
+        """Whether tiles of queries are classified one by one, not bounds of one loop."""
+        return self.program.tile_test is not None or any(
+            bound is not None and not _same_for_all_heads(bound)
+            for bound in (self.program.band.lower, self.program.band.upper)
+        )
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether a key may be hidden from every query: not with bottom-right causal alone."""
+        mask = self.program.mask
+        return mask is not None and mask != program_for(Variant(8, 8, "fp16", causal=True)).mask
+
+    @property
+    def learned(self) -> tuple[ProgramCapture, ...]:
+        """The captures that have a gradient."""
+        return tuple(capture for capture in self.program.captures if capture.grad)
+
+    @property
+    def sums_over_keys(self) -> bool:
+        """Whether some gradient of a capture has an entry for each query."""
+        return any(site.level == "row" for site in self.program.gradients)
+
+    @property
+    def sums_over_queries(self) -> bool:
+        """Whether some gradient of a capture has an entry for each head or key."""
+        return any(site.level in ("head", "column") for site in self.program.gradients)
+
+    def elements_of(self, capture: ProgramCapture) -> str:
+        """Elements of a capture, in C++ over the WorkspaceSizes ``s``."""
+        return _product(capture.dims)
+
+    def slices_of(self, bound: TileBound) -> str:
+        """Elements of a capture for each position, in C++ over the WorkspaceSizes ``s``."""
+        dims = bound.capture.dims
+        return _product(dims[: bound.dim] + dims[bound.dim + 1 :])
+
+    @property
     def smem(self) -> tuple[SmemBuffer, ...]:
         """K and V for good, Q and dO in stages, dS to change hands between warps."""
         stages = self.num_stages
@@ -200,9 +252,10 @@ class Sm80BackwardPlan(Sm80Plan):
 
     @property
     def registers_estimate(self) -> int:
-        """Accumulators of dK, dV, S and dP, and the overhead."""
+        """Accumulators of dK, dV, S, dP and S as it was where that is needed, and the overhead."""
         columns = (self.padded_qk + self.padded_v) / self.head_splits
-        return int(16 * (columns + 2 * self.tile_m) / 32) + _OVERHEAD_REGISTERS
+        scores = 3 if self.program.score_needed else 2
+        return int(16 * (columns + scores * self.tile_m) / 32) + _OVERHEAD_REGISTERS
 
     def check(self) -> KernelPlan:
         """This plan, once its tiles divide among the warps."""
@@ -297,13 +350,23 @@ def _read_levels(program: Program) -> frozenset[str]:
     return frozenset(found)
 
 
+def _has_wide_gradient(program: Program) -> bool:
+    """Whether a gradient of three dimensions or more is added to for each pair: long addresses."""
+    return any(s.level == "element" and len(s.capture.dims) > 2 for s in program.gradients)
+
+
 def _backward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     """Tiles in order of preference; above 128 columns two warps share their keys' columns."""
     columns = max(variant.head_dim, variant.head_dim_v)
     if columns <= 128:
         shapes = [(64, 8, 1, 2), (32, 8, 1, 2), (32, 4, 1, 2), (32, 4, 1, 1)]
-        if columns > 112 and target.capability < (9, 0) and not variant.causal:
-            shapes[:2] = shapes[1::-1]  # 64 queries spill one register; nvcc 13.0
+        program = program_for(variant)
+        plain = program.score is None and program.tile_test is None
+        older = target.capability < (9, 0) and program.mask is None
+        if columns > 112 and (older or not plain):
+            shapes[:2] = shapes[1::-1]  # 64 queries spill, one register if plain; nvcc 13.0
+        if columns > 112 and target.capability >= (9, 0) and _has_wide_gradient(program):
+            shapes.insert(0, (16, 8, 1, 2))  # 32 queries spill three registers
     elif columns <= 192:
         shapes = [(64, 8, 2, 1), (32, 8, 2, 2), (32, 8, 2, 1), (32, 4, 2, 1), (16, 4, 2, 1)]
     else:  # 64 queries spill
