@@ -44,6 +44,13 @@ def _product(dims: Sequence[str | int]) -> str:
     return " * ".join(map(str, ("int64_t{1}", *factors)))
 
 
+def _walks_tiles(program: Program) -> bool:
+    return program.tile_test is not None or any(
+        bound is not None and not _same_for_all_heads(bound)
+        for bound in (program.band.lower, program.band.upper)
+    )
+
+
 def _same_for_all_heads(expr: Expr) -> bool:
     return not any(
         isinstance(node, Load) or (isinstance(node, Name) and node.id in ("h", "h_kv"))
@@ -191,10 +198,7 @@ class Sm80BackwardPlan(Sm80Plan):
     @property
     def walks_tiles(self) -> bool:
         """Whether tiles of queries are classified one by one, not bounds of one loop."""
-        return self.program.tile_test is not None or any(
-            bound is not None and not _same_for_all_heads(bound)
-            for bound in (self.program.band.lower, self.program.band.upper)
-        )
+        return _walks_tiles(self.program)
 
     @property
     def hides_keys(self) -> bool:
@@ -361,7 +365,7 @@ def _backward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     if columns <= 128:
         shapes = [(64, 8, 1, 2), (32, 8, 1, 2), (32, 4, 1, 2), (32, 4, 1, 1)]
         program = program_for(variant)
-        plain = program.score is None and program.tile_test is None
+        plain = program.score is None and not _walks_tiles(program)
         older = target.capability < (9, 0) and program.mask is None
         if columns > 112 and (older or not plain):
             shapes[:2] = shapes[1::-1]  # 64 queries spill, one register if plain; nvcc 13.0
