@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from catalogue_cases import CASES, check_kernel
 
 from flashgen.generator.arch import TARGETS
@@ -28,5 +29,5 @@ def entries():
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_error_rule(entries, name):
     entry = entries[name]
-    kernel = Kernel(entry.variant, "cpu", spec=entry.spec)
+    kernel = Kernel(entry.variant, torch.device("cpu"), spec=entry.spec)
     check_kernel(kernel, CASES[name], "cpu", backward="backward" in entry.spec.passes)
