@@ -35,7 +35,7 @@ _TEXT_PIXELS = 14
 def draw_tiles(tiles: TileMap, title: str) -> Image:
     """The map of a call's tiles: queries downwards, keys to the right, with a legend below."""
     image_module, draw_module, font = _pillow()
-    rows, columns = tiles.shown.shape
+    rows, columns = tiles.classes.shape
     cell = max(1, _MAP_PIXELS // max(1, rows, columns))
     width, height = max(columns * cell, 360), rows * cell
     line = _TEXT_PIXELS + 6
@@ -47,7 +47,7 @@ def draw_tiles(tiles: TileMap, title: str) -> Image:
         draw.text((left, top), text, fill=_INK, font=font)
         top += line
     top += 4
-    image.paste(_cells(tiles.shown, CLASS_COLORS, cell), (left, top))
+    image.paste(_cells(tiles.classes, CLASS_COLORS, cell), (left, top))
     if cell >= 6:
         _grid(draw, left, top, rows, columns, cell)
     top += height + 8

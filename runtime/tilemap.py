@@ -27,31 +27,26 @@ class TileMap:
         tile_n: keys of a tile.
         visible: share of each tile's elements that the mask lets through, fp64
             (q tiles, kv tiles): counted, element by element.
-        kernel: classes as the kernel finds them, uint8 (q tiles, kv tiles); None where they
-            aren't known. It may take an empty or full tile for a partial one, never otherwise.
+
+    A kernel that judges tiles by intervals may take an empty or full tile for a partial one where
+    these can't tell, as in 2-D neighbourhoods and unsorted documents; never the other way.
     """
 
     sizes: Sizes
     tile_m: int
     tile_n: int
     visible: torch.Tensor
-    kernel: torch.Tensor | None = None
 
     @property
     def classes(self) -> torch.Tensor:
-        """EMPTY, PARTIAL or FULL of each tile, uint8 (q tiles, kv tiles), by count."""
+        """EMPTY, PARTIAL or FULL of each tile, uint8 (q tiles, kv tiles)."""
         partial = torch.full_like(self.visible, PARTIAL, dtype=torch.uint8)
         return partial.masked_fill(self.visible == 0, EMPTY).masked_fill(self.visible == 1, FULL)
 
-    @property
-    def shown(self) -> torch.Tensor:
-        """The kernel's classes where they are known, else the counted ones."""
-        return self.classes if self.kernel is None else self.kernel
-
     def share(self, number: int) -> float:
-        """The share of the tiles whose shown class is ``number``; 0 where there are none."""
-        shown = self.shown
-        return (shown == number).double().mean().item() if shown.numel() else 0.0
+        """The share of the tiles whose class is ``number``; 0 where there are none."""
+        classes = self.classes
+        return (classes == number).double().mean().item() if classes.numel() else 0.0
 
     @property
     def visible_share(self) -> float:
@@ -63,7 +58,7 @@ class TileMap:
 
     def lines(self) -> list[str]:
         """The map as text: a line for each tile of queries, a mark for each tile of keys."""
-        return ["".join(CLASS_MARKS[number] for number in row) for row in self.shown.tolist()]
+        return ["".join(CLASS_MARKS[number] for number in row) for row in self.classes.tolist()]
 
 
 def tile_map(

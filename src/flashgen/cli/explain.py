@@ -72,8 +72,10 @@ def command(
     """Say what a variant computes: its spec, mask, score and derivatives; and the tiles it skips.
 
     The tiles are those of one head and one sequence of 2048 queries and keys, or as many as
-    given: empty ones cost nothing, full ones skip the mask. What captures hold decides them, so an
-    example is made up:
+    given, judged element by element: empty ones cost nothing, full ones skip the mask. A kernel
+    judges by intervals, and may take such a tile for a partial one where these can't tell, as in
+    2-D neighbourhoods and unsorted documents. What captures hold decides too, so an example is
+    made up:
 
     \b
     an int capture along a sequence    0, 1, 2, 3, each for a quarter of it
