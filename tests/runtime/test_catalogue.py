@@ -213,7 +213,8 @@ def test_a_body_is_found_by_its_key_and_name(tmp_path):
     with pytest.raises(SpecError) as caught:
         catalogue.find_one(other)
     assert "no spec at hand has" in str(caught.value)
-    assert str(caught.value).endswith(f"At hand: {entry.key}.")
+    at_hand = str(caught.value).partition("At hand: ")[2]
+    assert entry.key in at_hand.rstrip(".").split(", ")
 
 
 def test_one_body_in_two_files_is_one_entry(tmp_path):
@@ -229,7 +230,7 @@ def test_two_bodies_of_one_hash_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("flashgen.generator.variant.body_hash", lambda body: "0" * 8)
     write(tmp_path, "a.yaml", DOCUMENTS)
     write(tmp_path, "b.yaml", DOCUMENTS.replace("==", "<="))
-    with pytest.raises(SpecError, match=r"b\.yaml:1: expected a mask and score whose hash is no"):
+    with pytest.raises(SpecError, match=r"\.yaml:\d+: expected a mask and score whose hash is no"):
         _ = Catalogue.load([tmp_path]).entries
 
 
