@@ -96,7 +96,7 @@ FLASHGEN_HOOK Range visible_keys(const Head& head, int q_begin, int q_end) {
 }
 
 // Keys that every query of [q_begin, q_end) sees.
-FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
+[[maybe_unused]] FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
     const int end = min(head.kv_len, q_begin + 1 + (head.kv_len - head.q_len));
     return {begin, max(begin, end)};
@@ -110,7 +110,7 @@ FLASHGEN_HOOK Range visible_queries(const Head& head, int kv_begin, int kv_end) 
 }
 
 // Queries that see every key of [kv_begin, kv_end).
-FLASHGEN_HOOK Range full_queries(const Head& head, int kv_begin, int kv_end) {
+[[maybe_unused]] FLASHGEN_HOOK Range full_queries(const Head& head, int kv_begin, int kv_end) {
     const int begin = max(0, kv_end - 1 - (head.kv_len - head.q_len));
     const int end = head.q_len;
     return {begin, max(begin, end)};

@@ -91,7 +91,7 @@ FLASHGEN_HOOK Range visible_keys(const Head& head, int q_begin, int q_end) {
 }
 
 // Keys that every query of [q_begin, q_end) sees.
-FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
+[[maybe_unused]] FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
     const int end = head.kv_len;
     return {begin, max(begin, end)};

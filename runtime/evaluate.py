@@ -259,7 +259,7 @@ class _Evaluator:
             return numbers[0].abs()
         if function == "clamp":
             # broadcast first: torch's derivative by a bound of its own shape fails
-            value, low, high = torch.broadcast_tensors(*numbers)
+            value, low, high = torch.broadcast_tensors(*numbers)  # type: ignore[no-untyped-call]
             return torch.clamp(value, low, high)
         extreme = torch.minimum if function == "min" else torch.maximum
         found = numbers[0]
