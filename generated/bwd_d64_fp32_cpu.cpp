@@ -402,7 +402,10 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* arg
         in.fail("MemoryError", "backward: no memory for %d threads", threads);
         return -1;
     }
-    const Call call = {a, program};
+    const Call call = {
+        a,
+        program,
+    };
     backward(call, dq, dkv, scratch, threads);
     return 0;
 }

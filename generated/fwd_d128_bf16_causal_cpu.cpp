@@ -198,7 +198,8 @@ void attend(Scratch& s, const Call& call, const Head& head, int q_begin, int pan
     Panel::rescale_add_product<1, kStrideV>(v, s.scores, kHeadDimV, count, s.rescale, out);
 }
 
-// out = O / row_sum, lse = row_max + log(row_sum); a query without keys gets 0 and -inf.
+// out = O / row_sum, lse = row_max + log(row_sum)
+// A query without keys gets 0 and -inf.
 void finish(Scratch& s, const AttentionArgs& a, const Sequence& sequence, int64_t h, int q_begin,
             int queries) {
     const Acc survivors = 1;

@@ -16,7 +16,7 @@ def tensors():
     q, k, v, dout, out, dq, dk, dv = torch.randn(8, 1, 5, 2, 8).unbind()
     lse, workspace = torch.zeros(1, 2, 5), torch.zeros(4096, dtype=torch.uint8)
     backward = (dq, dk, dv, dout, q, k, v, out, lse, None, None, workspace)
-    return {"forward": (out, lse, q, k, v, None), "backward": backward}
+    return {"forward": (out, lse, q, k, v, None, workspace), "backward": backward}
 
 
 @pytest.fixture
