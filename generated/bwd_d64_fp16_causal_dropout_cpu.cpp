@@ -6,9 +6,11 @@
 #include "cpu/dropout.h"
 #include "cpu/parallel.h"
 #include "cpu/row_stats.h"
+#include "cpu/sequence.h"
 #include "cpu/softmax.h"
 #include "cpu/tiles.h"
 #include "host/attention_args.h"
+
 namespace flashgen {
 namespace {
 
@@ -20,6 +22,7 @@ using Element = Float16;  // of q, k, v, out and their gradients
 using Acc = float;  // of everything in between, and of lse
 constexpr int kHeadDim = 64;
 constexpr int kHeadDimV = 64;
+constexpr bool kVarlen = false;
 constexpr int kDropoutBits = 8;
 constexpr int kVectorBytes = 32;
 constexpr int kBlockRows = 4;  // register block: rows x vectors
@@ -93,7 +96,7 @@ FLASHGEN_HOOK Range visible_keys(const Head& head, int q_begin, int q_end) {
 }
 
 // Keys that every query of [q_begin, q_end) sees.
-FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
+[[maybe_unused]] FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
     const int end = min(head.kv_len, q_begin + 1 + (head.kv_len - head.q_len));
     return {begin, max(begin, end)};
@@ -107,7 +110,7 @@ FLASHGEN_HOOK Range visible_queries(const Head& head, int kv_begin, int kv_end) 
 }
 
 // Queries that see every key of [kv_begin, kv_end).
-FLASHGEN_HOOK Range full_queries(const Head& head, int kv_begin, int kv_end) {
+[[maybe_unused]] FLASHGEN_HOOK Range full_queries(const Head& head, int kv_begin, int kv_end) {
     const int begin = max(0, kv_end - 1 - (head.kv_len - head.q_len));
     const int end = head.q_len;
     return {begin, max(begin, end)};
@@ -117,11 +120,70 @@ FLASHGEN_HOOK Range full_queries(const Head& head, int kv_begin, int kv_end) {
 constexpr int kNumProgramArgs = 0;  // captures, params
 constexpr int kNumProgramGradients = 0;
 
-// Where the query does not see the key, S = -inf and dP = 0: a NaN of V must not meet P = 0.
-inline void mask_element(bool seen, Acc& score, Acc& dscore) {
-    score = seen ? score : -std::numeric_limits<Acc>::infinity();
-    dscore = seen ? dscore : Acc{0};
+// ---- Program on panels ----
+Head head_of(const ProgramArgs& args, const AttentionArgs& a, const Sequence& sequence, int64_t h,
+             int64_t h_kv) {
+    return make_head(args, static_cast<int>(sequence.b), static_cast<int>(h),
+                     static_cast<int>(h_kv), sequence.q_len, sequence.kv_len,
+                     static_cast<int>(a.num_heads));
 }
+
+// Scores of a panel are [steps][kWidth]: a step is a key and a lane a query, or the other way
+// round.
+struct QueryLanes {
+    const Row* rows;        // of the lanes
+    const Column* columns;  // of the steps
+    int q_begin, kv_begin;
+
+    const Row& row(int, int lane) const { return rows[lane]; }
+    const Column& column(int step, int) const { return columns[step]; }
+    int q_idx(int, int lane) const { return q_begin + lane; }
+    int kv_idx(int step, int) const { return kv_begin + step; }
+};
+struct KeyLanes {
+    const Row* rows;        // of the steps
+    const Column* columns;  // of the lanes
+    int q_begin, kv_begin;
+
+    const Row& row(int step, int) const { return rows[step]; }
+    const Column& column(int, int lane) const { return columns[lane]; }
+    int q_idx(int step, int) const { return q_begin + step; }
+    int kv_idx(int, int lane) const { return kv_begin + lane; }
+};
+
+// Where the query does not see the key, S = -inf and dP = 0: a NaN of V must not meet P = 0.
+template <typename Lanes>
+void apply_mask(const ProgramArgs& args, const Head& head, Lanes at, int steps, Acc* scores,
+                Acc* dscores) {
+    for (int step = 0; step < steps; ++step, scores += kWidth, dscores += kWidth) {
+#pragma omp simd
+        for (int i = 0; i < kWidth; ++i) {
+            const bool seen = mask_mod(args, head, at.row(step, i), at.column(step, i),
+                                       at.q_idx(step, i), at.kv_idx(step, i));
+            scores[i] = seen ? scores[i] : -std::numeric_limits<Acc>::infinity();
+            dscores[i] = seen ? dscores[i] : Acc{0};
+        }
+    }
+}
+
+// What all tasks share.
+struct Call {
+    const AttentionArgs& a;
+    const ProgramArgs& args;
+};
+
+// A tile of the side that is walked: rows `rows` of the tile that starts at `base`.
+struct Step {
+    int base;
+    Range rows;
+};
+
+Range panel_range(int begin, int panel, int length) {
+    const int first = begin + panel * kWidth;
+    return {first, min(first + kWidth, length)};
+}
+
+Range overlap(Range a, Range b) { return {max(a.begin, b.begin), min(a.end, b.end)}; }
 
 // ---- dq: queries on lanes, so scores are S^T, and dq is dQ^T until it is stored ----
 struct alignas(64) QueryScratch {
@@ -133,22 +195,16 @@ struct alignas(64) QueryScratch {
     Acc scores[(kTileN + kBlockRows) * kWidth];   // S^T, then P^T, of one panel
     Acc dscores[(kTileN + kBlockRows) * kWidth];  // dP^T, then dS^T
     Acc lse[kTileM], delta[kTileM];
-    Panel::Int keep[kTileN * kTileM];  // all ones or 0, [kv][q]
-};
-
-// A tile of the side that is walked: rows `rows` of the tile that starts at `base`.
-struct Step {
-    int base;
-    Range rows;
+    Row rows[kTileM];
+    Column columns[kTileN];
+    alignas(64) Panel::Int keep[kTileN * kTileM];  // all ones or 0, [kv][q]
 };
 
 // One panel of queries, the `panel`-th of its tile, against one tile of keys.
-void accumulate_dq(QueryScratch& s, const AttentionArgs& a, int q_begin, int panel, Step tile) {
-    const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
-    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
-    const int first = q_begin + panel * kWidth, last = min(first + kWidth, q_len);
-    const Range visible = visible_keys(head, first, last);
-    const Range keys = {max(visible.begin, tile.rows.begin), min(visible.end, tile.rows.end)};
+void accumulate_dq(QueryScratch& s, const Call& call, const Head& head, int q_begin, int panel,
+                   Step tile) {
+    const Range queries = panel_range(q_begin, panel, head.q_len);
+    const Range keys = overlap(visible_keys(head, queries.begin, queries.end), tile.rows);
     const int count = keys.end - keys.begin, skipped = keys.begin - tile.base;
     if (count <= 0) return;
     const Acc* k = s.k + skipped * kStrideQk;
@@ -156,48 +212,50 @@ void accumulate_dq(QueryScratch& s, const AttentionArgs& a, int q_begin, int pan
 
     // S^T = softmax_scale K Q^T, dP^T = V dO^T  [keys, kWidth]
     Panel::product<kStrideQk, 1>(k, s.q + panel * (kWidth * kHeadDim), count, kHeadDim,
-                                 static_cast<Acc>(a.softmax_scale), s.scores);
-    const Acc dp_scale = static_cast<Acc>(a.dropout_scale(kDropoutBits));
+                                 static_cast<Acc>(call.a.softmax_scale), s.scores);
+    const Acc dp_scale = static_cast<Acc>(call.a.dropout_scale(kDropoutBits));
     Panel::product<kStrideV, 1>(v, s.dout + panel * (kWidth * kHeadDimV), count, kHeadDimV,
                                 dp_scale, s.dscores);
-    if (a.dropout_threshold > 0) {
+    if (call.a.dropout_threshold > 0) {
         drop<Panel, kTileM>(s.dscores, s.keep + skipped * kTileM + panel * kWidth, count);
     }
-    const Range full = full_keys(head, first, last);
+    const QueryLanes lanes = {s.rows + panel * kWidth, s.columns + skipped, queries.begin,
+                              keys.begin};
+    const Range full = full_keys(head, queries.begin, queries.end);
     if (keys.begin < full.begin || keys.end > full.end) {
-        for (int n = 0; n < count; ++n) {
-            for (int i = 0; i < kWidth; ++i) {
-                mask_element(mask_mod({}, head, {}, {}, first + i, keys.begin + n),
-                             s.scores[n * kWidth + i], s.dscores[n * kWidth + i]);
-            }
-        }
+        apply_mask(call.args, head, lanes, count, s.scores, s.dscores);
     }
 
     // dS^T = P^T (dP^T - delta), dQ^T += K^T dS^T
     softmax_gradient<Panel>(s.scores, s.dscores, count,
                             LaneStats<Panel, Acc>{s.lse + panel * kWidth},
                             LaneStats<Panel, Acc>{s.delta + panel * kWidth});
-    Panel::add_product<1, kStrideQk>(k, s.dscores, kHeadDim, count,
-                                     s.dq + panel * (kWidth * kHeadDim));
+    Acc* dq = s.dq + panel * (kWidth * kHeadDim);
+    Panel::add_product<1, kStrideQk>(k, s.dscores, kHeadDim, count, dq);
 }
 
 // One tile of queries of one head against every key that it sees.
-void backward_queries(QueryScratch& s, const AttentionArgs& a, int64_t b, int64_t h, int q_begin) {
-    const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
-    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
-    const int queries = min(kTileM, q_len - q_begin);
+void backward_queries(QueryScratch& s, const Call& call, const Task& task) {
+    const AttentionArgs& a = call.a;
+    const Sequence& sequence = task.sequence;
+    const int64_t h = task.head, h_kv = h / (a.num_heads / a.num_heads_kv);
+    const Head head = head_of(call.args, a, sequence, h, h_kv);
+    const int q_begin = static_cast<int>(task.begin);
+    const int queries = min(kTileM, head.q_len - q_begin);
     const int panels = static_cast<int>(ceil_div(queries, kWidth));
-    const int64_t h_kv = h / (a.num_heads / a.num_heads_kv);
-    const Rows<const Element> k = rows_of<const Element>(a.k, b, h_kv);
-    const Rows<const Element> v = rows_of<const Element>(a.v, b, h_kv);
-    const DropoutStream stream = dropout_stream(a, b, h);
+    const auto q = rows_of<const Element>(a.q, sequence.batch, h, sequence.q_start);
+    const auto dout = rows_of<const Element>(a.dout, sequence.batch, h, sequence.q_start);
+    const auto k = rows_of<const Element>(a.k, sequence.batch, h_kv, sequence.kv_start);
+    const auto v = rows_of<const Element>(a.v, sequence.batch, h_kv, sequence.kv_start);
+    const DropoutStream stream = dropout_stream(a, sequence.b, h);
 
-    load_panels<Panel, kHeadDim>(rows_of<const Element>(a.q, b, h), q_begin, queries, s.q);
-    load_panels<Panel, kHeadDimV>(rows_of<const Element>(a.dout, b, h), q_begin, queries, s.dout);
+    load_panels<Panel, kHeadDim>(q, q_begin, queries, s.q);
+    load_panels<Panel, kHeadDimV>(dout, q_begin, queries, s.dout);
+    for (int i = 0; i < panels * kWidth; ++i) s.rows[i] = make_row(call.args, head, q_begin + i);
     std::fill_n(s.lse, panels * kWidth, Acc{0});
     std::fill_n(s.delta, panels * kWidth, Acc{0});
-    compute_delta<Panel, kHeadDimV, Element, Acc>(a, b, h, q_begin, queries);
-    load_row_stats(a, b, h, q_begin, queries, s.lse, s.delta);
+    compute_delta<Panel, kHeadDimV, Element, Acc>(a, sequence, h, q_begin, queries);
+    load_row_stats(a, first_stat(a, sequence, h) + q_begin, queries, s.lse, s.delta);
     std::fill_n(s.dq, panels * (kWidth * kHeadDim), Acc{0});
 
     const Range visible = visible_keys(head, q_begin, q_begin + queries);
@@ -206,18 +264,21 @@ void backward_queries(QueryScratch& s, const AttentionArgs& a, int64_t b, int64_
         const int skipped = keys.begin - base, count = keys.end - keys.begin;
         load_tile<kHeadDim, kStrideQk>(k, keys.begin, count, s.k + skipped * kStrideQk);
         load_tile<kHeadDimV, kStrideV>(v, keys.begin, count, s.v + skipped * kStrideV);
+        for (int i = 0; i < count; ++i) {
+            s.columns[skipped + i] = make_column(call.args, head, keys.begin + i);
+        }
         if (stream.threshold > 0) {
             dropout_tile<kDropoutBits, 1, kTileM>(stream, q_begin, base, queries, keys.end - base,
                                                   s.keep);
         }
         for (int panel = 0; panel < panels; ++panel) {
-            accumulate_dq(s, a, q_begin, panel, {base, keys});
+            accumulate_dq(s, call, head, q_begin, panel, {base, keys});
         }
     }
 
     const Acc scale = static_cast<Acc>(a.softmax_scale);
-    store_panels<Panel, kHeadDim>(s.dq, rows_of<Element>(a.dq, b, h), q_begin, queries,
-                                  [=](int) { return scale; });
+    const auto dq = rows_of<Element>(a.dq, sequence.batch, h, sequence.q_start);
+    store_panels<Panel, kHeadDim>(s.dq, dq, q_begin, queries, [=](int) { return scale; });
 }
 
 // ---- dk, dv: keys on lanes, so scores are S, and dk and dv are dK^T, dV^T until stored ----
@@ -231,17 +292,17 @@ struct alignas(64) KeyScratch {
     Acc scores[(kDkvTileM + kBlockRows) * kWidth];   // S, then P, of one panel
     Acc dscores[(kDkvTileM + kBlockRows) * kWidth];  // dP, then dS
     Acc lse[kDkvTileM], delta[kDkvTileM];
-    Panel::Int keep[kDkvTileM * kDkvTileN];  // all ones or 0, [q][kv]
+    Row rows[kDkvTileM];
+    Column columns[kDkvTileN];
+    alignas(64) Panel::Int keep[kDkvTileM * kDkvTileN];  // all ones or 0, [q][kv]
 };
 static_assert(kDkvTileN % kWidth == 0, "a task is whole panels");
 
 // One panel of keys, the `panel`-th of its tile, against one tile of queries.
-void accumulate_dk_dv(KeyScratch& s, const AttentionArgs& a, int kv_begin, int panel, Step tile) {
-    const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
-    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
-    const int first = kv_begin + panel * kWidth, last = min(first + kWidth, kv_len);
-    const Range visible = visible_queries(head, first, last);
-    const Range queries = {max(visible.begin, tile.rows.begin), min(visible.end, tile.rows.end)};
+void accumulate_dk_dv(KeyScratch& s, const Call& call, const Head& head, int kv_begin, int panel,
+                      Step tile) {
+    const Range keys = panel_range(kv_begin, panel, head.kv_len);
+    const Range queries = overlap(visible_queries(head, keys.begin, keys.end), tile.rows);
     const int count = queries.end - queries.begin, skipped = queries.begin - tile.base;
     if (count <= 0) return;
     const Acc* q = s.q + skipped * kStrideQk;
@@ -249,79 +310,95 @@ void accumulate_dk_dv(KeyScratch& s, const AttentionArgs& a, int kv_begin, int p
 
     // S = softmax_scale Q K^T, dP = dO V^T  [queries, kWidth]
     Panel::product<kStrideQk, 1>(q, s.k + panel * (kWidth * kHeadDim), count, kHeadDim,
-                                 static_cast<Acc>(a.softmax_scale), s.scores);
+                                 static_cast<Acc>(call.a.softmax_scale), s.scores);
     const Panel::Int* keep = s.keep + skipped * kDkvTileN + panel * kWidth;
-    const Acc dp_scale = static_cast<Acc>(a.dropout_scale(kDropoutBits));
+    const Acc dp_scale = static_cast<Acc>(call.a.dropout_scale(kDropoutBits));
     Panel::product<kStrideV, 1>(dout, s.v + panel * (kWidth * kHeadDimV), count, kHeadDimV,
                                 dp_scale, s.dscores);
-    if (a.dropout_threshold > 0) drop<Panel, kDkvTileN>(s.dscores, keep, count);
-    const Range full = full_queries(head, first, last);
+    if (call.a.dropout_threshold > 0) drop<Panel, kDkvTileN>(s.dscores, keep, count);
+    const KeyLanes lanes = {s.rows + skipped, s.columns + panel * kWidth, queries.begin,
+                            keys.begin};
+    const Range full = full_queries(head, keys.begin, keys.end);
     if (queries.begin < full.begin || queries.end > full.end) {
-        for (int m = 0; m < count; ++m) {
-            for (int i = 0; i < kWidth; ++i) {
-                mask_element(mask_mod({}, head, {}, {}, queries.begin + m, first + i),
-                             s.scores[m * kWidth + i], s.dscores[m * kWidth + i]);
-            }
-        }
+        apply_mask(call.args, head, lanes, count, s.scores, s.dscores);
     }
 
     // dS = P (dP - delta), dV^T += dO^T P, dK^T += Q^T dS
     softmax_gradient<Panel>(s.scores, s.dscores, count, RowStats<Panel, Acc>{s.lse + skipped},
                             RowStats<Panel, Acc>{s.delta + skipped});
-    if (a.dropout_threshold > 0) drop<Panel, kDkvTileN>(s.scores, keep, count);
-    Panel::add_product<1, kStrideV>(dout, s.scores, kHeadDimV, count,
-                                    s.dv + panel * (kWidth * kHeadDimV));
-    Panel::add_product<1, kStrideQk>(q, s.dscores, kHeadDim, count,
-                                     s.dk + panel * (kWidth * kHeadDim));
+    if (call.a.dropout_threshold > 0) drop<Panel, kDkvTileN>(s.scores, keep, count);
+    Acc* dv = s.dv + panel * (kWidth * kHeadDimV);
+    Acc* dk = s.dk + panel * (kWidth * kHeadDim);
+    Panel::add_product<1, kStrideV>(dout, s.scores, kHeadDimV, count, dv);
+    Panel::add_product<1, kStrideQk>(q, s.dscores, kHeadDim, count, dk);
 }
 
-// One query head of a group: its tile of queries that starts at `base`, into scratch.
-void load_queries(KeyScratch& s, const AttentionArgs& a, int64_t b, int64_t h, Step tile) {
-    const int skipped = tile.rows.begin - tile.base, count = tile.rows.end - tile.rows.begin;
-    load_tile<kHeadDim, kStrideQk>(rows_of<const Element>(a.q, b, h), tile.rows.begin, count,
-                                   s.q + skipped * kStrideQk);
-    load_tile<kHeadDimV, kStrideV>(rows_of<const Element>(a.dout, b, h), tile.rows.begin, count,
-                                   s.dout + skipped * kStrideV);
-    load_row_stats(a, b, h, tile.rows.begin, count, s.lse + skipped, s.delta + skipped);
+// One query head of a group: its tile of queries, into scratch; whether all of it is finite.
+bool load_queries(KeyScratch& s, const Call& call, const Sequence& sequence, const Head& head,
+                  Range queries, int base) {
+    const AttentionArgs& a = call.a;
+    const int skipped = queries.begin - base, count = queries.end - queries.begin;
+    const auto q = rows_of<const Element>(a.q, sequence.batch, head.h, sequence.q_start);
+    const auto dout = rows_of<const Element>(a.dout, sequence.batch, head.h, sequence.q_start);
+    bool finite = true;
+    load_tile<kHeadDim, kStrideQk>(q, queries.begin, count, s.q + skipped * kStrideQk);
+    load_tile<kHeadDimV, kStrideV>(dout, queries.begin, count, s.dout + skipped * kStrideV);
+    load_row_stats(a, first_stat(a, sequence, head.h) + queries.begin, count, s.lse + skipped,
+                   s.delta + skipped);
+    for (int i = 0; i < count; ++i) {
+        s.rows[skipped + i] = make_row(call.args, head, queries.begin + i);
+    }
+    return finite;
 }
 
-// One tile of keys of one key head against every query of its group that sees it.
-void backward_keys(KeyScratch& s, const AttentionArgs& a, int64_t b, int64_t h_kv, int kv_begin) {
-    const int q_len = static_cast<int>(a.seqlen_q), kv_len = static_cast<int>(a.seqlen_k);
-    const Head head = make_head({}, 0, 0, 0, q_len, kv_len, 0);
-    const int keys = min(kDkvTileN, kv_len - kv_begin);
+// One tile of keys against every query of one head of its group that sees it.
+void walk_queries(KeyScratch& s, const Call& call, const Sequence& sequence, const Head& head,
+                  int kv_begin, int keys) {
     const int panels = static_cast<int>(ceil_div(keys, kWidth));
-    const int64_t group = a.num_heads / a.num_heads_kv;
+    const DropoutStream stream = dropout_stream(call.a, sequence.b, head.h);
+    for (int i = 0; i < panels * kWidth; ++i) {
+        s.columns[i] = make_column(call.args, head, kv_begin + i);
+    }
+    const Range visible = visible_queries(head, kv_begin, kv_begin + keys);
+    for (int base = visible.begin / kDkvTileM * kDkvTileM; base < visible.end; base += kDkvTileM) {
+        const Range rows = {max(visible.begin, base), min(visible.end, base + kDkvTileM)};
+        const Step tile = {base, rows};
+        load_queries(s, call, sequence, head, rows, base);
+        if (stream.threshold > 0) {
+            dropout_tile<kDropoutBits, kDkvTileN, 1>(stream, base, kv_begin, rows.end - base, keys,
+                                                     s.keep);
+        }
+        for (int panel = 0; panel < panels; ++panel) {
+            accumulate_dk_dv(s, call, head, kv_begin, panel, tile);
+        }
+    }
+}
 
-    load_panels<Panel, kHeadDim>(rows_of<const Element>(a.k, b, h_kv), kv_begin, keys, s.k);
-    load_panels<Panel, kHeadDimV>(rows_of<const Element>(a.v, b, h_kv), kv_begin, keys, s.v);
+// One tile of keys of one key head, and every query head of its group.
+void backward_keys(KeyScratch& s, const Call& call, const Task& task) {
+    const AttentionArgs& a = call.a;
+    const Sequence& sequence = task.sequence;
+    const int64_t h_kv = task.head, group = a.num_heads / a.num_heads_kv;
+    const int kv_begin = static_cast<int>(task.begin);
+    const int keys = min(kDkvTileN, sequence.kv_len - kv_begin);
+    const int panels = static_cast<int>(ceil_div(keys, kWidth));
+    const auto k = rows_of<const Element>(a.k, sequence.batch, h_kv, sequence.kv_start);
+    const auto v = rows_of<const Element>(a.v, sequence.batch, h_kv, sequence.kv_start);
+
+    load_panels<Panel, kHeadDim>(k, kv_begin, keys, s.k);
+    load_panels<Panel, kHeadDimV>(v, kv_begin, keys, s.v);
     std::fill_n(s.dk, panels * (kWidth * kHeadDim), Acc{0});
     std::fill_n(s.dv, panels * (kWidth * kHeadDimV), Acc{0});
-
-    const Range visible = visible_queries(head, kv_begin, kv_begin + keys);
     for (int64_t h = h_kv * group; h < (h_kv + 1) * group; ++h) {
-        const DropoutStream stream = dropout_stream(a, b, h);
-        for (int base = visible.begin / kDkvTileM * kDkvTileM; base < visible.end;
-             base += kDkvTileM) {
-            const Range rows = {max(visible.begin, base), min(visible.end, base + kDkvTileM)};
-            const Step tile = {base, rows};
-            load_queries(s, a, b, h, tile);
-            if (stream.threshold > 0) {
-                dropout_tile<kDropoutBits, kDkvTileN, 1>(stream, base, kv_begin,
-                                                         tile.rows.end - base, keys, s.keep);
-            }
-            for (int panel = 0; panel < panels; ++panel) {
-                accumulate_dk_dv(s, a, kv_begin, panel, tile);
-            }
-        }
+        walk_queries(s, call, sequence, head_of(call.args, a, sequence, h, h_kv), kv_begin, keys);
     }
 
     const Acc scale = static_cast<Acc>(a.softmax_scale);
-    store_panels<Panel, kHeadDim>(s.dk, rows_of<Element>(a.dk, b, h_kv), kv_begin, keys,
-                                  [=](int) { return scale; });
+    const auto dk = rows_of<Element>(a.dk, sequence.batch, h_kv, sequence.kv_start);
+    store_panels<Panel, kHeadDim>(s.dk, dk, kv_begin, keys, [=](int) { return scale; });
     const Acc survivors = static_cast<Acc>(a.dropout_scale(kDropoutBits));
-    store_panels<Panel, kHeadDimV>(s.dv, rows_of<Element>(a.dv, b, h_kv), kv_begin, keys,
-                                   [=](int) { return survivors; });
+    const auto dv = rows_of<Element>(a.dv, sequence.batch, h_kv, sequence.kv_start);
+    store_panels<Panel, kHeadDimV>(s.dv, dv, kv_begin, keys, [=](int) { return survivors; });
 }
 
 // ---- Kernel: every element of a gradient is summed by one task, in one order ----
@@ -330,37 +407,25 @@ union alignas(64) Scratch {
     KeyScratch keys;
 };
 
-struct Tasks {
-    // Of one head, and in all.
-    int64_t q_tiles, kv_tiles;
-    int64_t dq, dkv;
-};
-
-Tasks tasks_of(const AttentionArgs& a) {
-    const int64_t q_tiles = ceil_div(a.seqlen_q, kTileM);
-    const int64_t kv_tiles = ceil_div(a.seqlen_k, kDkvTileN);
-    return {q_tiles, kv_tiles, a.batch * a.num_heads * q_tiles,
-            a.batch * a.num_heads_kv * kv_tiles};
-}
-
-void backward(const AttentionArgs& a, const Tasks& tasks, const PerThread<Scratch>& scratch,
-              int threads) {
+void backward(const Call& call, const Tasks<kVarlen>& dq, const Tasks<kVarlen>& dkv,
+              const PerThread<Scratch>& scratch, int threads) {
+    const int64_t dq_count = dq.count(), dkv_count = dkv.count();
 #pragma omp parallel num_threads(threads)
     {
-        // dq, and delta for dk and dv. The last tile of a head first: the heaviest when causal.
+        // dq, and delta for dk and dv
 #pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < tasks.dq; ++task) {
-            const int64_t head = task / tasks.q_tiles;
-            const int64_t tile = tasks.q_tiles - 1 - task % tasks.q_tiles;
-            backward_queries(scratch.mine().queries, a, head / a.num_heads, head % a.num_heads,
-                             static_cast<int>(tile * kTileM));
+        for (int64_t i = 0; i < dq_count; ++i) {
+            const Task task = dq.at(i);
+            if (task.begin >= task.sequence.q_len) continue;
+            backward_queries(scratch.mine().queries, call, task);
         }
         // The loop above ends with a barrier: delta is complete.
 #pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < tasks.dkv; ++task) {
-            const int64_t head = task / tasks.kv_tiles, tile = task % tasks.kv_tiles;
-            backward_keys(scratch.mine().keys, a, head / a.num_heads_kv, head % a.num_heads_kv,
-                          static_cast<int>(tile * kDkvTileN));
+        for (int64_t i = 0; i < dkv_count; ++i) {
+            const Task task = dkv.at(i);
+            if (task.begin < task.sequence.kv_len) {
+                backward_keys(scratch.mine().keys, call, task);
+            }
         }
     }
 }
@@ -374,16 +439,21 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* arg
     Arguments in("backward", args, num_args,
                  backward_args(kTypes) + kNumProgramArgs + kNumProgramGradients);
     AttentionArgs a = {};
+    ProgramArgs program = {};
     if (!read_backward(in, a, kTypes)) return -1;
-    if (!check_workspace(in, a, delta_bytes<Acc>(workspace_sizes(a)))) return -1;
-    const Tasks tasks = tasks_of(a);
-    const int threads = thread_count(std::max(tasks.dq, tasks.dkv));
+    if (!read_sink_gradient(in, a, kTypes)) return -1;
+    if (!check_workspace(in, a, delta_bytes<Acc>(workspace_sizes(a), kVarlen))) return -1;
+    const Tasks<kVarlen> dq(a, /*own_queries=*/true, kTileM);
+    const Tasks<kVarlen> dkv(a, /*own_queries=*/false, kDkvTileN);
+    const int threads = thread_count(std::max(dq.count(), dkv.count()));
     const PerThread<Scratch> scratch(threads);
-    if (!scratch.ok()) {
+    bool enough_memory = scratch.ok();
+    if (!enough_memory) {
         in.fail("MemoryError", "backward: no memory for %d threads", threads);
         return -1;
     }
-    backward(a, tasks, scratch, threads);
+    const Call call = {a, program};
+    backward(call, dq, dkv, scratch, threads);
     return 0;
 }
 
@@ -395,6 +465,6 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward_workspace(void*, const TVMF
     Arguments in("backward_workspace", args, num_args, kWorkspaceArgs);
     const WorkspaceSizes sizes = read_workspace_sizes(in);
     if (!in.ok()) return -1;
-    return_integer(result, delta_bytes<Acc>(sizes));
+    return_integer(result, delta_bytes<Acc>(sizes, kVarlen));
     return 0;
 }

@@ -103,7 +103,7 @@ FLASHGEN_HOOK Range visible_queries(const Head& head, int kv_begin, int kv_end) 
 }
 
 // Queries that see every key of [kv_begin, kv_end).
-FLASHGEN_HOOK Range full_queries(const Head& head, int kv_begin, int kv_end) {
+[[maybe_unused]] FLASHGEN_HOOK Range full_queries(const Head& head, int kv_begin, int kv_end) {
     const int begin = max(0, kv_end - 1 - (head.kv_len - head.q_len));
     const int end = head.q_len;
     return {begin, max(begin, end)};
@@ -130,10 +130,59 @@ struct Params {
     uint32_t dropout_threshold;
     uint32_t head_index;  // b * num_heads of this launch's first batch
     float dropout_scale;  // 1 / (1 - the realised probability of dropping)
+    int first_batch;  // of this launch
     ProgramArgs program;
 };
 
 constexpr float kLog2EFloat = static_cast<float>(kLog2E);
+
+// One element of the batch, counted from the launch's first.
+struct Sequence {
+    int b;
+    int q_len, kv_len;
+    static constexpr int q_start = 0, kv_start = 0;
+
+    __device__ __forceinline__ int batch() const { return b; }  // of its rows in the tensors
+
+    // Itself; what is computed from it is not held in registers, see ptx.cuh.
+    __device__ __forceinline__ Sequence opaque() const {
+        return {flashgen::opaque(b), q_len, kv_len};
+    }
+};
+
+// Element of lse and dlse: query `row` of head h.
+__device__ __forceinline__ int64_t stats_row(const Params& p, const Sequence& s, int h, int row) {
+    const int64_t head = int64_t{s.b} * p.num_heads + h;
+    return head * p.seqlen_q + row;
+}
+
+// Tile of delta and dq_accum: the `tile`-th of head h's queries.
+__device__ __forceinline__ int64_t stats_tile(const Params& p, const Sequence& s, int h, int tile) {
+    const int64_t head = int64_t{s.b} * p.num_heads + h;
+    return head * p.num_tiles_m + tile;
+}
+
+// What the program sees of a query head.
+__device__ __forceinline__ Head head_of(const Params& p, const Sequence& s, int h) {
+    return make_head(p.program, p.first_batch + s.b, h, h / p.group, p.seqlen_q, p.seqlen_k,
+                     p.num_heads);
+}
+
+// A tile of one head's queries, as a block of the kernels beside the main one owns it.
+struct QueryTile {
+    Sequence sequence;
+    int h;
+    int tile;  // of the sequence
+};
+
+// The tile of this block, where a head has `num_tiles` of kTile queries.
+template <int kTile>
+__device__ __forceinline__ QueryTile locate_queries(const Params& p, unsigned num_tiles) {
+    const int tile = blockIdx.x % num_tiles;
+    const int h = blockIdx.x / num_tiles % p.num_heads;
+    const int b = blockIdx.x / num_tiles / p.num_heads;
+    return {{b, p.seqlen_q, p.seqlen_k}, h, tile};
+}
 
 // ---- delta ----
 constexpr int kDeltaThreads = 128;
@@ -143,18 +192,17 @@ constexpr int kLanesPerRow = 8;
 // queries of one head.
 __global__ void __launch_bounds__(kDeltaThreads, 1)
     bwd_d64_fp16_causal_dropout_sm80_delta(const __grid_constant__ Params p) {
-    const int tile_m = blockIdx.x % p.num_tiles_m;
-    const int h = blockIdx.x / p.num_tiles_m % p.num_heads;
-    const int b = blockIdx.x / p.num_tiles_m / p.num_heads;
-    const int64_t head = int64_t{b} * p.num_heads + h;
+    const QueryTile own = locate_queries<kTileM>(p, p.num_tiles_m);
+    const Sequence sequence = own.sequence;
+    const int64_t tile = stats_tile(p, sequence, own.h, own.tile);
     const int lane = threadIdx.x % kLanesPerRow;
 #pragma unroll 1
     for (int i = threadIdx.x / kLanesPerRow; i < kTileM; i += kDeltaThreads / kLanesPerRow) {
-        const int row = tile_m * kTileM + i;
+        const int row = own.tile * kTileM + i;
         float sum = 0.0f;
-        if (row < p.seqlen_q) {
-            const Element* out = p.out.row(b, h, row);
-            const Element* dout = p.dout.row(b, h, row);
+        if (row < sequence.q_len) {
+            const Element* out = p.out.row(sequence.batch(), own.h, sequence.q_start + row);
+            const Element* dout = p.dout.row(sequence.batch(), own.h, sequence.q_start + row);
 #pragma unroll
             for (int col = lane * 8; col < kHeadDimV; col += kLanesPerRow * 8) {
                 const uint4 x = *reinterpret_cast<const uint4*>(out + col);
@@ -168,18 +216,18 @@ __global__ void __launch_bounds__(kDeltaThreads, 1)
             sum += __shfl_xor_sync(0xffffffff, sum, step);
         }
         if (lane == 0) {
-            if (row < p.seqlen_q) {
-                const int64_t index = head * p.seqlen_q + row;
+            if (row < sequence.q_len) {
+                const int64_t index = stats_row(p, sequence, own.h, row);
                 if (p.dlse != nullptr) sum -= p.dlse[index];
                 // A row without keys has no gradient, whatever comes in: 0 * NaN would be one.
-                if (p.lse[index] == -INFINITY) sum = 0.0f;
+                const float lse = p.lse[index];
+                if (lse == -INFINITY) sum = 0.0f;
             }
-            p.delta[(head * p.num_tiles_m + tile_m) * kTileM + i] = sum;
+            p.delta[tile * kTileM + i] = sum;
         }
     }
     constexpr int kTileElems = kTileM * kBlocksQk * 16;
-    float4* dq_tile =
-        reinterpret_cast<float4*>(p.dq_accum + (head * p.num_tiles_m + tile_m) * kTileElems);
+    float4* dq_tile = reinterpret_cast<float4*>(p.dq_accum + tile * kTileElems);
     for (int i = threadIdx.x; i < kTileElems / 4; i += kDeltaThreads) dq_tile[i] = {0, 0, 0, 0};
 }
 
@@ -233,12 +281,10 @@ __global__ void __launch_bounds__(kConvertThreads)
     bwd_d64_fp16_causal_dropout_sm80_convert(const __grid_constant__ Params p) {
     __shared__ __align__(128) uint8_t smem[DqTile::kBytes];
     const DqTile dq_smem{smem_address(smem)};
-    const int tile_m = blockIdx.x % p.num_tiles_m;
-    const int h = blockIdx.x / p.num_tiles_m % p.num_heads;
-    const int b = blockIdx.x / p.num_tiles_m / p.num_heads;
+    const QueryTile own = locate_queries<kTileM>(p, p.num_tiles_m);
+    const Sequence sequence = own.sequence;
     const float4* dq_tile = reinterpret_cast<const float4*>(
-        p.dq_accum +
-        ((int64_t{b} * p.num_heads + h) * p.num_tiles_m + tile_m) * (kTileM * kBlocksQk * 16));
+        p.dq_accum + stats_tile(p, sequence, own.h, own.tile) * (kTileM * kBlocksQk * 16));
     for (int i = threadIdx.x; i < kTileM * kBlocksQk * 4; i += kConvertThreads) {
         const int lane = i % 32;
         const int row_block = i / 64 % (kTileM / 16);
@@ -250,15 +296,16 @@ __global__ void __launch_bounds__(kConvertThreads)
                            Element::pack(v.z * p.softmax_scale, v.w * p.softmax_scale));
     }
     __syncthreads();  // the tile is complete
-    const int q_begin = tile_m * kTileM;
-    dq_smem.store<kHeadDim, kConvertThreads>(p.dq.row(b, h, q_begin), p.dq.row_stride,
-                                             p.seqlen_q - q_begin);
+    const int q_begin = own.tile * kTileM;
+    dq_smem.store<kHeadDim, kConvertThreads>(
+        p.dq.row(sequence.batch(), own.h, sequence.q_start + q_begin), p.dq.row_stride,
+        sequence.q_len - q_begin);
 }
 
 // Turns S^T into P^T [16 keys, kTileM]; `masked` where some key may be hidden from some query.
 __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const float* lse_smem,
                                               bool masked, int q_begin, int kv_first,
-                                              const Params& p, int lane) {
+                                              const Head& head, const Params& p, int lane) {
 #pragma unroll
     for (int m = 0; m < kBlocksM; ++m) {
 #pragma unroll
@@ -268,8 +315,6 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
         }
     }
     if (!masked) return;
-    lane = opaque(lane);
-    const Head head = make_head(p.program, 0, 0, 0, p.seqlen_q, p.seqlen_k, 0);
     // After the exponential: a row that sees no key has lse = -inf, and exp2(s + inf) is no number.
 #pragma unroll
     for (int m = 0; m < kBlocksM; ++m) {
@@ -277,8 +322,10 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
         for (int i = 0; i < 4; ++i) {
             const int q_idx = q_begin + m * 8 + fragment_col(lane, i);
             const int kv_idx = kv_first + fragment_row(lane, i);
+            const Row row = make_row(p.program, head, q_idx);
+            const Column column = make_column(p.program, head, kv_idx);
             const bool visible =
-                kv_idx < p.seqlen_k && mask_mod(p.program, head, {}, {}, q_idx, kv_idx);
+                kv_idx < head.kv_len && mask_mod(p.program, head, row, column, q_idx, kv_idx);
             if (!visible) s[m][i] = 0.0f;
         }
     }
@@ -322,7 +369,8 @@ __device__ __forceinline__ void apply_dropout(float (&x)[kBlocksM][4], float sca
 
 // The keys that a thread block owns.
 struct Position {
-    int b, h_kv;
+    Sequence sequence;
+    int h_kv;
     int kv_begin, num_keys;
 };
 
@@ -332,13 +380,12 @@ __device__ __forceinline__ Position locate(const Params& p) {
     const unsigned block = opaque(blockIdx.x);
     const unsigned head = block / p.num_tiles_n;
     Position at;
-    at.b = head / p.num_heads_kv;
+    at.sequence = {static_cast<int>(head / p.num_heads_kv), p.seqlen_q, p.seqlen_k};
     at.h_kv = head % p.num_heads_kv;
     at.kv_begin = block % p.num_tiles_n * kTileN;
     at.num_keys = min(kTileN, p.seqlen_k - at.kv_begin);
     return at;
 }
-
 __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     bwd_d64_fp16_causal_dropout_sm80(const __grid_constant__ Params p) {
     extern __shared__ __align__(128) uint8_t smem[];
@@ -355,35 +402,33 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const int part = warp % kHeadSplits;  // of the columns of dK and dV
 
     const Position own = locate(p);
-    const int b = own.b;
+    const Sequence sequence = own.sequence;
     const int h_kv = own.h_kv;
     const int kv_begin = own.kv_begin;
     const int num_keys = own.num_keys;
-    const Head head = make_head(p.program, 0, 0, 0, p.seqlen_q, p.seqlen_k, 0);
-    const Range visible = visible_queries(head, kv_begin, kv_begin + num_keys);
-    const Range full = full_queries(head, kv_begin, kv_begin + num_keys);
+    const Head any_head = head_of(p, sequence, h_kv * p.group);  // of which the band doesn't depend
+    const Range visible = visible_queries(any_head, kv_begin, kv_begin + num_keys);
+    const Range full = full_queries(any_head, kv_begin, kv_begin + num_keys);
     const int first_tile = visible.begin / kTileM;
     const bool any_visible = visible.begin < visible.end;
-
     // Starts copying what a step reads: Q, dO and their row statistics.
     const auto load_step = [&](int stage, int h, int tile) {
-        const int batch = opaque(b);
+        const Sequence here = sequence.opaque();
         const int q_begin = tile * kTileM;
-        const int num_rows = p.seqlen_q - q_begin;
+        const int num_rows = here.q_len - q_begin;
         const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
         const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
-        q_smem.load_rows<kHeadDim, kNumThreads>(p.q.row(batch, h, q_begin), p.q.row_stride,
-                                                num_rows);
-        dout_smem.load_rows<kHeadDimV, kNumThreads>(p.dout.row(batch, h, q_begin),
-                                                    p.dout.row_stride, num_rows);
+        q_smem.load_rows<kHeadDim, kNumThreads>(p.q.row(here.batch(), h, here.q_start + q_begin),
+                                                p.q.row_stride, num_rows);
+        dout_smem.load_rows<kHeadDimV, kNumThreads>(
+            p.dout.row(here.batch(), h, here.q_start + q_begin), p.dout.row_stride, num_rows);
         if (threadIdx.x < kTileM) {
-            const int64_t head = int64_t{batch} * p.num_heads + h;
             const int row = opaque(threadIdx.x);
             const uint32_t offset = (stage * kTileM + row) * sizeof(float);
-            cp_async_4(smem_base + kLseOffset + offset, p.lse + head * p.seqlen_q + q_begin + row,
+            cp_async_4(smem_base + kLseOffset + offset, p.lse + stats_row(p, here, h, q_begin + row),
                        row < num_rows);
             cp_async_4(smem_base + kDeltaOffset + offset,
-                       p.delta + (head * p.num_tiles_m + tile) * kTileM + row, true);
+                       p.delta + stats_tile(p, here, h, tile) * kTileM + row, true);
         }
         cp_async_commit();
     };
@@ -396,23 +441,24 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         DoutTile{smem_base + kDoutOffset + stage * DoutTile::kBytes}
             .clear_padding<kHeadDimV, kNumThreads>();
     }
-    k_smem.load_rows<kHeadDim, kNumThreads>(p.k.row(b, h_kv, kv_begin), p.k.row_stride, num_keys);
-    v_smem.load_rows<kHeadDimV, kNumThreads>(p.v.row(b, h_kv, kv_begin), p.v.row_stride, num_keys);
+    k_smem.load_rows<kHeadDim, kNumThreads>(
+        p.k.row(sequence.batch(), h_kv, sequence.kv_start + kv_begin), p.k.row_stride, num_keys);
+    v_smem.load_rows<kHeadDimV, kNumThreads>(
+        p.v.row(sequence.batch(), h_kv, sequence.kv_start + kv_begin), p.v.row_stride, num_keys);
     int h = h_kv * p.group;
     int tile = first_tile;
     if (any_visible) load_step(0, h, tile);
-
     float dk[kOwnBlocksQk][2][4] = {};
     float dv[kOwnBlocksV][2][4] = {};
-
     // Steps: the tiles of one query head, then those of the next.
     for (int stage = 0; any_visible && h / p.group == opaque(h_kv);
          stage = (stage + 1) % kNumStages) {
         const int q_begin = tile * kTileM;
         const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
         const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
+        const Head head = head_of(p, sequence, h);
         const Dropout dropout =
-            dropout_for(p.rng_state, p.head_index + b * p.num_heads + h, p.dropout_threshold);
+            dropout_for(p.rng_state, p.head_index + sequence.b * p.num_heads + h, p.dropout_threshold);
         if (dropout.active()) {
             draw_keep_bits(keep_smem, dropout, q_begin, kv_begin, warp, lane);
         }
@@ -424,14 +470,13 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         if (kNumStages > 1 && next_h / p.group == opaque(h_kv)) {
             load_step((stage + 1) % kNumStages, next_h, next_tile);
         }
-
         // S^T = K @ Q^T, then P^T  [16 keys, kTileM]
         float s[kBlocksM][4] = {};
         multiply_rows<Element>(s, k_smem, key_block * 16, q_smem, lane);
-        const bool masked = kv_begin + kTileN > p.seqlen_k || q_begin < full.begin ||
-                            min(q_begin + kTileM, p.seqlen_q) > full.end;
-        probabilities(s, lse_smem + stage * kTileM, masked, q_begin, kv_begin + key_block * 16, p,
-                      lane);
+        const bool masked = kv_begin + kTileN > sequence.kv_len || q_begin < full.begin ||
+                            min(q_begin + kTileM, sequence.q_len) > full.end;
+        probabilities(s, lse_smem + stage * kTileM, masked, q_begin, kv_begin + key_block * 16,
+                      head, p, lane);
 
         // dV += (D * P)^T @ dO; D's scale is applied once, at the end
         if (dropout.active()) {
@@ -479,9 +524,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
 
         __syncthreads();  // dS is complete; everyone is done with this step's tiles
         if (kNumStages == 1 && next_h / p.group == opaque(h_kv)) load_step(0, next_h, next_tile);
-        const int64_t head = int64_t{opaque(b)} * p.num_heads + h;
-        add_dq(p.dq_accum + (head * p.num_tiles_m + tile) * (kTileM * kBlocksQk * 16), ds_smem,
-               k_smem, warp, lane);
+        add_dq(p.dq_accum + stats_tile(p, sequence.opaque(), h, tile) * (kTileM * kBlocksQk * 16),
+               ds_smem, k_smem, warp, lane);
         h = next_h;
         tile = next_tile;
     }
@@ -495,12 +539,12 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                                                  part * kOwnBlocksV, lane);
     __syncthreads();  // rows of a tile come from several warps where a store crosses them
     const Position at = locate(p);
-    k_smem.store<kHeadDim, kNumThreads>(p.dk.row(at.b, at.h_kv, at.kv_begin), p.dk.row_stride,
-                                        at.num_keys);
-    v_smem.store<kHeadDimV, kNumThreads>(p.dv.row(at.b, at.h_kv, at.kv_begin), p.dv.row_stride,
-                                         at.num_keys);
+    const int64_t row = at.sequence.kv_start + at.kv_begin;
+    k_smem.store<kHeadDim, kNumThreads>(p.dk.row(at.sequence.batch(), at.h_kv, row),
+                                        p.dk.row_stride, at.num_keys);
+    v_smem.store<kHeadDimV, kNumThreads>(p.dv.row(at.sequence.batch(), at.h_kv, row),
+                                         p.dv.row_stride, at.num_keys);
 }
-
 // ---- Host ----
 constexpr AttentionTypes kTypes = {
     kDLCUDA,
@@ -517,20 +561,47 @@ constexpr AttentionTypes kTypes = {
 constexpr int kNumProgramArgs = 0;  // captures, params
 constexpr int kNumProgramGradients = 0;
 
-int64_t num_tiles(int64_t seqlen, int tile) { return (seqlen + tile - 1) / tile; }
-
-// Floats of delta, for every query of every head.
-int64_t delta_elems(int64_t batch, int64_t num_heads, int64_t seqlen_q) {
-    return batch * num_heads * num_tiles(seqlen_q, kTileM) * kTileM;
+// Tiles of one head that a launch counts: of an element of the batch, or of all packed sequences.
+int64_t num_tiles(const WorkspaceSizes& s, int64_t seqlen, int tile) {
+    static_cast<void>(s);
+    return (seqlen + tile - 1) / tile;
 }
 
-// Bytes of delta and dq_accum.
-int64_t workspace_bytes(int64_t batch, int64_t num_heads, int64_t seqlen_q) {
-    const int64_t rows = delta_elems(batch, num_heads, seqlen_q);
-    return rows * (1 + kBlocksQk * 16) * static_cast<int64_t>(sizeof(float));
-}
+// Elements of the batch, as the tensors count them.
+int64_t num_batches(const WorkspaceSizes& s) { return s.batch; }
 
-Params make_params(const AttentionArgs& a, int64_t batch) {
+// Where the parts of the workspace begin, in bytes.
+struct Workspace {
+    int64_t delta;  // fp32, kTileM for each tile of queries
+    int64_t dq_accum;  // fp32, a padded tile of dQ for each tile of queries
+    int64_t bytes;  // of all
+};
+
+Workspace workspace_of(const WorkspaceSizes& s) {
+    Workspace w = {};
+    // Each part begins at a multiple of 16 bytes, behind the last one.
+    const auto place = [&w](int64_t bytes) {
+        const int64_t offset = w.bytes;
+        w.bytes += (bytes + 15) / 16 * 16;
+        return offset;
+    };
+    const int64_t tiles = num_batches(s) * s.num_heads * num_tiles(s, s.seqlen_q, kTileM);
+    w.delta = place(tiles * kTileM * int64_t{sizeof(float)});
+    w.dq_accum = place(tiles * kTileM * (kBlocksQk * 16) * int64_t{sizeof(float)});
+    return w;
+}
+// What one call brings.
+struct Call {
+    AttentionArgs attention;
+    ProgramArgs program;
+};
+
+// The launch that starts at batch `batch`.
+Params make_params(const Call& call, int64_t batch) {
+    const AttentionArgs& a = call.attention;
+    const WorkspaceSizes sizes = workspace_sizes(a);
+    const Workspace offsets = workspace_of(sizes);
+    uint8_t* workspace = a.workspace.as<uint8_t>();
     Params p = {};
     p.q = view_of<const Element>(a.q, batch);
     p.k = view_of<const Element>(a.k, batch);
@@ -543,16 +614,16 @@ Params make_params(const AttentionArgs& a, int64_t batch) {
     const int64_t first_row = batch * a.num_heads * a.seqlen_q;
     p.lse = a.lse.as<const float>() + first_row;
     p.dlse = a.dlse.ndim != 0 ? a.dlse.as<const float>() + first_row : nullptr;
-    float* workspace = a.workspace.as<float>();
-    const int64_t before = delta_elems(batch, a.num_heads, a.seqlen_q);
-    p.delta = workspace + before;
-    p.dq_accum =
-        workspace + delta_elems(a.batch, a.num_heads, a.seqlen_q) + before * (kBlocksQk * 16);
+    const int64_t tiles_m = num_tiles(sizes, a.seqlen_q, kTileM);
+    const int64_t first_tile = batch * a.num_heads * tiles_m;
+    p.delta = reinterpret_cast<float*>(workspace + offsets.delta) + first_tile * kTileM;
+    p.dq_accum = reinterpret_cast<float*>(workspace + offsets.dq_accum) +
+                 first_tile * (kTileM * kBlocksQk * 16);
     p.num_heads = static_cast<unsigned>(a.num_heads);
     p.num_heads_kv = static_cast<unsigned>(a.num_heads_kv);
     p.group = static_cast<unsigned>(a.num_heads / a.num_heads_kv);
-    p.num_tiles_m = static_cast<unsigned>(num_tiles(a.seqlen_q, kTileM));
-    p.num_tiles_n = static_cast<unsigned>(num_tiles(a.seqlen_k, kTileN));
+    p.num_tiles_m = static_cast<unsigned>(tiles_m);
+    p.num_tiles_n = static_cast<unsigned>(num_tiles(sizes, a.seqlen_k, kTileN));
     p.seqlen_q = static_cast<int>(a.seqlen_q);
     p.seqlen_k = static_cast<int>(a.seqlen_k);
     p.softmax_scale = static_cast<float>(a.softmax_scale);
@@ -561,6 +632,8 @@ Params make_params(const AttentionArgs& a, int64_t batch) {
     p.dropout_threshold = static_cast<uint32_t>(a.dropout_threshold);
     p.head_index = static_cast<uint32_t>(batch * a.num_heads);
     p.dropout_scale = static_cast<float>(a.dropout_scale(kDropoutBits));
+    p.first_batch = static_cast<int>(batch);
+    p.program = call.program;
     return p;
 }
 
@@ -573,25 +646,26 @@ bool check_tensors(Arguments& in, const AttentionArgs& a) {
     check_alignment(in, "dq", a.dq);
     check_alignment(in, "dk", a.dk);
     check_alignment(in, "dv", a.dv);
-    return check_workspace(in, a, workspace_bytes(a.batch, a.num_heads, a.seqlen_q));
+    return check_workspace(in, a, workspace_of(workspace_sizes(a)).bytes);
 }
 
 constexpr auto kDeltaKernel = &bwd_d64_fp16_causal_dropout_sm80_delta;
 constexpr auto kMainKernel = &bwd_d64_fp16_causal_dropout_sm80;
 constexpr auto kConvertKernel = &bwd_d64_fp16_causal_dropout_sm80_convert;
-bool launch(Arguments& in, const AttentionArgs& a) {
-    if (!check_tensors(in, a)) return false;
-    const int64_t tiles_m = num_tiles(a.seqlen_q, kTileM) * a.num_heads;
-    const int64_t tiles_n = num_tiles(a.seqlen_k, kTileN) * a.num_heads_kv;
-    if (a.batch == 0 || a.num_heads == 0) return true;
-    const DeviceGuard guard(in, a.device.device_id);
-    if (!in.ok()) return false;
-    const int64_t blocks_per_batch = max(max(tiles_m, tiles_n), int64_t{1});
+// Every kernel over the whole batch.
+bool launch_kernels(Arguments& in, const Call& call) {
+    const AttentionArgs& a = call.attention;
+    const WorkspaceSizes sizes = workspace_sizes(a);
+    // Of one element of the batch.
+    const int64_t heads = a.num_heads, heads_kv = a.num_heads_kv, repeats = a.batch;
+    const int64_t tiles_m = num_tiles(sizes, a.seqlen_q, kTileM) * heads;
+    const int64_t tiles_n = num_tiles(sizes, a.seqlen_k, kTileN) * heads_kv;
+    const int64_t blocks = max(max(tiles_m, tiles_n), int64_t{1});
     // A grid has one long dimension; more blocks than it holds go in several launches.
-    const int64_t batch_step = max(int64_t{1}, kMaxGrid / blocks_per_batch);
-    for (int64_t batch = 0; batch < a.batch; batch += batch_step) {
-        const int64_t count = min(batch_step, a.batch - batch);
-        const Params p = make_params(a, batch);
+    const int64_t step = max(int64_t{1}, kMaxGrid / blocks);
+    for (int64_t first = 0; first < repeats; first += step) {
+        const int64_t count = min(step, repeats - first);
+        Params p = make_params(call, first);
         const Grid delta_grid = {count * tiles_m, kDeltaThreads, 0};
         if (!launch_kernel<kDeltaKernel>(in, a.device, delta_grid, p)) return false;
         const Grid grid = {count * tiles_n, kNumThreads, kSmemBytes};
@@ -602,14 +676,25 @@ bool launch(Arguments& in, const AttentionArgs& a) {
     return true;
 }
 
+bool launch(Arguments& in, Call& call) {
+    const AttentionArgs& a = call.attention;
+    if (!check_tensors(in, a)) return false;
+    if (a.num_heads == 0) return true;
+    const DeviceGuard guard(in, a.device.device_id);
+    if (!in.ok()) return false;
+    if (!launch_kernels(in, call)) return false;
+    return true;
+}
+
 }  // namespace
 
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* args, int32_t num_args,
                                                      TVMFFIAny*) {
     Arguments in("backward", args, num_args,
                  backward_args(kTypes) + kNumProgramArgs + kNumProgramGradients);
-    AttentionArgs a = {};
-    return read_backward(in, a, kTypes) && launch(in, a) ? 0 : -1;
+    Call call = {};
+    bool ok = read_backward(in, call.attention, kTypes);
+    return ok && launch(in, call) ? 0 : -1;
 }
 
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward_workspace(void*, const TVMFFIAny* args,
@@ -618,6 +703,6 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward_workspace(void*, const TVMF
     Arguments in("backward_workspace", args, num_args, kWorkspaceArgs);
     const WorkspaceSizes sizes = read_workspace_sizes(in);
     if (!in.ok()) return -1;
-    return_integer(result, workspace_bytes(sizes.batch, sizes.num_heads, sizes.seqlen_q));
+    return_integer(result, workspace_of(sizes).bytes);
     return 0;
 }

@@ -28,7 +28,6 @@ constexpr int kMinBlocks = 1;  // resident on a multiprocessor
 constexpr int kAtomsM = kTileM / (16 * kNumWarps);  // m16 blocks of a warp
 constexpr int kBlocksN = kTileN / 8;                // n8 blocks of a score tile
 constexpr int kBlocksV = 128 / 8;  // n8 blocks of an output tile
-
 using QTile = SmemTile<kTileM, 128>;
 using KTile = SmemTile<kTileN, 128>;
 using VTile = SmemTile<kTileN, 128>;
@@ -86,7 +85,7 @@ FLASHGEN_HOOK Range visible_keys(const Head& head, int q_begin, int q_end) {
 }
 
 // Keys that every query of [q_begin, q_end) sees.
-FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
+[[maybe_unused]] FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
     const int begin = 0;
     const int end = min(head.kv_len, q_begin + 1 + (head.kv_len - head.q_len));
     return {begin, max(begin, end)};
@@ -98,22 +97,57 @@ struct Params {
     View<const Element> v;  // [batch, seqlen_k, num_heads_kv, kHeadDimV]
     View<Element> out;      // [batch, seqlen_q, num_heads, kHeadDimV]
     float* lse;             // [batch, num_heads, seqlen_q], natural log
-    ProgramArgs program;
     unsigned num_heads;
     unsigned group;  // num_heads / num_heads_kv
     unsigned num_tiles_m;
     int seqlen_q, seqlen_k;
     float softmax_scale;
     float softmax_scale_log2;  // softmax_scale * log2(e)
+    int first_batch;  // of this launch
+    ProgramArgs program;
 };
 
-// A warp's queries: kAtomsM blocks of 16 rows, of which a lane holds two each.
-struct State {
-    float out[kAtomsM][kBlocksV][4];
+// What a warp keeps of its queries: kAtomsM blocks of 16 rows, of which a lane holds two each.
+using Output = float[kAtomsM][kBlocksV][4];
+struct RowStats {
     float row_max[kAtomsM][2];
     float row_sum[kAtomsM][2];  // this lane's columns only, until the end
 };
 
+// The queries that a thread block owns.
+struct Position {
+    int b, h;  // b from the launch's first
+    int q_begin, num_rows;
+    int q_len, kv_len;
+    static constexpr int q_start = 0, kv_start = 0;
+};
+
+// Neighbouring blocks share a head, so its K and V stay in the L2 cache. The last queries come
+// first: with a causal mask they have the most keys. Called again after the loop, since computing
+// this twice is cheaper than holding it.
+__device__ __forceinline__ Position locate(const Params& p) {
+    const unsigned block = opaque(blockIdx.x);
+    const unsigned tile = p.num_tiles_m - 1 - block % p.num_tiles_m;
+    const unsigned head = block / p.num_tiles_m;
+    Position at;
+    at.b = head / p.num_heads;
+    at.h = head % p.num_heads;
+    at.q_begin = tile * kTileM;
+    at.q_len = p.seqlen_q;
+    at.kv_len = p.seqlen_k;
+    at.num_rows = min(kTileM, at.q_len - at.q_begin);
+    return at;
+}
+
+// The place of the block's first query in lse.
+__device__ __forceinline__ int64_t lse_row(const Params& p, const Position& at) {
+    return (int64_t{at.b} * p.num_heads + at.h) * p.seqlen_q + at.q_begin;
+}
+
+__device__ __forceinline__ Head head_of(const Params& p, const Position& at) {
+    return make_head(p.program, p.first_batch + at.b, at.h, at.h / p.group, at.q_len, at.kv_len,
+                     p.num_heads);
+}
 // S = Q @ K^T  [kTileM, kTileN]
 __device__ __forceinline__ void multiply_qk(float (&s)[kAtomsM][kBlocksN][4], QTile q_smem,
                                             KTile k_smem, int warp, int lane) {
@@ -136,32 +170,39 @@ __device__ __forceinline__ void multiply_qk(float (&s)[kAtomsM][kBlocksN][4], QT
 }
 
 // Hides the keys that a query may not see, and those past the sequence's end.
-__device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], int q_begin,
-                                           int kv_begin, const Head& head, int warp, int lane) {
+__device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], const Params& p,
+                                           const Head& head, int q_begin, int kv_begin, int warp,
+                                           int lane) {
+    // Opaque, or the compiler holds what depends on the rows from tile to tile, and spills it.
+    const int q_first = opaque(q_begin) + warp * kAtomsM * 16 + fragment_row(lane, 0);
+    Row rows[2 * kAtomsM];  // eight queries apart
 #pragma unroll
-    for (int m = 0; m < kAtomsM; ++m) {
+    for (int i = 0; i < 2 * kAtomsM; ++i) rows[i] = make_row(p.program, head, q_first + i * 8);
 #pragma unroll
-        for (int n = 0; n < kBlocksN; ++n) {
+    for (int n = 0; n < kBlocksN; ++n) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int q_idx = q_begin + (warp * kAtomsM + m) * 16 + fragment_row(lane, i);
-                const int kv_idx = kv_begin + n * 8 + fragment_col(lane, i);
-                const bool seen = kv_idx < head.kv_len && mask_mod({}, head, {}, {}, q_idx, kv_idx);
-                if (!seen) s[m][n][i] = -INFINITY;
+        for (int c = 0; c < 2; ++c) {
+            const int kv_idx = kv_begin + n * 8 + fragment_col(lane, c);
+            const Column column = make_column(p.program, head, kv_idx);
+#pragma unroll
+            for (int i = 0; i < 2 * kAtomsM; ++i) {
+                const int q_idx = q_first + i * 8;
+                const bool visible = kv_idx < head.kv_len &&
+                                     mask_mod(p.program, head, rows[i], column, q_idx, kv_idx);
+                if (!visible) s[i / 2][n][i % 2 * 2 + c] = -INFINITY;
             }
         }
     }
 }
-
 // One step of the online softmax: turns scores into probabilities relative to the new row maximum,
 // and rescales what was summed relative to the old one.
-__device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], State& state,
-                                             float scale_log2) {
+__device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], Output& out,
+                                             RowStats& stats, float scale_log2) {
 #pragma unroll
     for (int m = 0; m < kAtomsM; ++m) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float row_max = state.row_max[m][r];
+            float row_max = stats.row_max[m][r];
 #pragma unroll
             for (int n = 0; n < kBlocksN; ++n) {
                 row_max = fmaxf(row_max, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
@@ -173,9 +214,9 @@ __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], S
             // are subtracted before they are scaled: an unchanged one rescales by exactly 1.
             const float safe_max = row_max == -INFINITY ? 0.0f : row_max;
             const float shift = safe_max * scale_log2;
-            const float rescale = exp2_approx((state.row_max[m][r] - safe_max) * scale_log2);
-            state.row_max[m][r] = row_max;
-            float row_sum = state.row_sum[m][r] * rescale;
+            const float rescale = exp2_approx((stats.row_max[m][r] - safe_max) * scale_log2);
+            stats.row_max[m][r] = row_max;
+            float row_sum = stats.row_sum[m][r] * rescale;
 #pragma unroll
             for (int n = 0; n < kBlocksN; ++n) {
 #pragma unroll
@@ -184,12 +225,12 @@ __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], S
                     row_sum += s[m][n][i];
                 }
             }
-            state.row_sum[m][r] = row_sum;
+            stats.row_sum[m][r] = row_sum;
             if (__any_sync(0xffffffff, rescale != 1.0f)) {
 #pragma unroll
                 for (int n = 0; n < kBlocksV; ++n) {
-                    state.out[m][n][2 * r] *= rescale;
-                    state.out[m][n][2 * r + 1] *= rescale;
+                    out[m][n][2 * r] *= rescale;
+                    out[m][n][2 * r + 1] *= rescale;
                 }
             }
         }
@@ -197,7 +238,7 @@ __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], S
 }
 
 // out += P @ V  [kTileM, kHeadDimV]; P goes from accumulators to operands without leaving registers
-__device__ __forceinline__ void multiply_pv(State& state, const float (&p)[kAtomsM][kBlocksN][4],
+__device__ __forceinline__ void multiply_pv(Output& out, const float (&p)[kAtomsM][kBlocksN][4],
                                             VTile v_smem, int lane) {
 #pragma unroll
     for (int k = 0; k < kTileN; k += 16) {
@@ -212,60 +253,41 @@ __device__ __forceinline__ void multiply_pv(State& state, const float (&p)[kAtom
             v_smem.load_b_trans(b, k, n * 8, lane);
 #pragma unroll
             for (int m = 0; m < kAtomsM; ++m) {
-                Element::mma(state.out[m][n], a[m], b[0], b[1]);
-                Element::mma(state.out[m][n + 1], a[m], b[2], b[3]);
+                Element::mma(out[m][n], a[m], b[0], b[1]);
+                Element::mma(out[m][n + 1], a[m], b[2], b[3]);
             }
         }
     }
 }
 
 // Divides by the row sums, writes lse, and leaves the output tile in shared memory.
-__device__ __forceinline__ void finish(State& state, OutTile out_smem, float* lse, int num_rows,
-                                       const Params& p, int warp, int lane) {
+__device__ __forceinline__ void finish(const Output& out, const RowStats& stats, OutTile out_smem,
+                                       const Position& at, const Params& p, int warp, int lane) {
+    float* lse = p.lse + lse_row(p, at);
 #pragma unroll
     for (int m = 0; m < kAtomsM; ++m) {
         const int row = (warp * kAtomsM + m) * 16 + lane / 4;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float row_sum = state.row_sum[m][r];
+            float row_sum = stats.row_sum[m][r];
             row_sum += __shfl_xor_sync(0xffffffff, row_sum, 1);
             row_sum += __shfl_xor_sync(0xffffffff, row_sum, 2);
+            float row_max = stats.row_max[m][r] * p.softmax_scale;
+            float scale = 1.0f;
             // A query without keys: output 0, lse -inf.
             const bool empty = row_sum == 0.0f;  // a NaN is not empty
-            if (lane % 4 == 0 && row + 8 * r < num_rows) {
-                lse[row + 8 * r] =
-                    empty ? -INFINITY : state.row_max[m][r] * p.softmax_scale + logf(row_sum);
+            if (lane % 4 == 0 && row + 8 * r < at.num_rows) {
+                lse[row + 8 * r] = empty ? -INFINITY : row_max + logf(row_sum);
             }
-            const float inverse = empty ? 0.0f : 1.0f / row_sum;
+            const float inverse = empty ? 0.0f : scale / row_sum;
 #pragma unroll
             for (int n = 0; n < kBlocksV; ++n) {
-                out_smem.store_pair(row + 8 * r, n * 8 + lane % 4 * 2,
-                                    Element::pack(state.out[m][n][2 * r] * inverse,
-                                                  state.out[m][n][2 * r + 1] * inverse));
+                out_smem.store_pair(
+                    row + 8 * r, n * 8 + lane % 4 * 2,
+                    Element::pack(out[m][n][2 * r] * inverse, out[m][n][2 * r + 1] * inverse));
             }
         }
     }
-}
-
-// The queries that a thread block owns.
-struct Position {
-    int b, h;
-    int q_begin, num_rows;
-};
-
-// Neighbouring blocks share a head, so its K and V stay in the L2 cache. The last queries come
-// first: with a causal mask they have the most keys. Called again after the loop, since computing
-// this twice is cheaper than holding it.
-__device__ __forceinline__ Position locate(const Params& p) {
-    const unsigned block = opaque(blockIdx.x);
-    const unsigned tile = p.num_tiles_m - 1 - block % p.num_tiles_m;
-    const unsigned head = block / p.num_tiles_m;
-    Position at;
-    at.b = head / p.num_heads;
-    at.h = head % p.num_heads;
-    at.q_begin = tile * kTileM;
-    at.num_rows = min(kTileM, p.seqlen_q - at.q_begin);
-    return at;
 }
 
 __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
@@ -278,39 +300,39 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const int lane = threadIdx.x % 32;
 
     const Position at = locate(p);
-    const Head head =
-        make_head(p.program, at.b, at.h, at.h / p.group, p.seqlen_q, p.seqlen_k, p.num_heads);
+    const Head head = head_of(p, at);
     const Range visible = visible_keys(head, at.q_begin, at.q_begin + at.num_rows);
-    const Range full = full_keys(head, at.q_begin, at.q_begin + at.num_rows);
     const int kv_first = visible.begin / kTileN * kTileN;
+    const Range full_tiles = full_keys(head, at.q_begin, at.q_begin + at.num_rows);
     const int kv_last = (visible.end + kTileN - 1) / kTileN * kTileN - kTileN;
-
     // The tiles' addresses as this thread copies from them, last tile first.
     const Element* k_source = KTile::thread_source<kHeadDim, kNumThreads>(
-        p.k.row(at.b, at.h / p.group, kv_last), p.k.row_stride);
+        p.k.row(at.b, at.h / p.group, at.kv_start + kv_last), p.k.row_stride);
     const Element* v_source = VTile::thread_source<kHeadDimV, kNumThreads>(
-        p.v.row(at.b, at.h / p.group, kv_last), p.v.row_stride);
+        p.v.row(at.b, at.h / p.group, at.kv_start + kv_last), p.v.row_stride);
     const auto load_k = [&](int kv_begin) {
-        k_smem.load_async<kHeadDim, kNumThreads>(k_source, p.k.row_stride, p.seqlen_k - kv_begin);
+        k_smem.load_async<kHeadDim, kNumThreads>(k_source, p.k.row_stride, at.kv_len - kv_begin);
         k_source -= kTileN * p.k.row_stride;
         cp_async_commit();
     };
+    // Values that no query of the head sees stay out: a NaN there would outlive P = 0.
+    const Range seen = visible_keys(head, 0, at.q_len);
     const auto load_v = [&](int kv_begin) {
-        v_smem.load_async<kHeadDimV, kNumThreads>(v_source, p.v.row_stride, p.seqlen_k - kv_begin);
+        v_smem.load_async<kHeadDimV, kNumThreads>(v_source, p.v.row_stride, seen.end - kv_begin);
         v_source -= kTileN * p.v.row_stride;
         cp_async_commit();
     };
-
     q_smem.clear_padding<kHeadDim, kNumThreads>();
     k_smem.clear_padding<kHeadDim, kNumThreads>();
     v_smem.clear_padding<kHeadDimV, kNumThreads>();
-    q_smem.load_rows<kHeadDim, kNumThreads>(p.q.row(at.b, at.h, at.q_begin), p.q.row_stride,
-                                            at.num_rows);
+    q_smem.load_rows<kHeadDim, kNumThreads>(p.q.row(at.b, at.h, at.q_start + at.q_begin),
+                                            p.q.row_stride, at.num_rows);
     if (kv_last >= kv_first) load_k(kv_last);
 
-    State state = {};
+    Output out = {};
+    RowStats stats = {};
 #pragma unroll
-    for (int m = 0; m < kAtomsM; ++m) state.row_max[m][0] = state.row_max[m][1] = -INFINITY;
+    for (int m = 0; m < kAtomsM; ++m) stats.row_max[m][0] = stats.row_max[m][1] = -INFINITY;
 
     for (int kv_begin = kv_last; kv_begin >= kv_first; kv_begin -= kTileN) {
         cp_async_wait<0>();
@@ -319,28 +341,29 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
 
         float s[kAtomsM][kBlocksN][4] = {};
         multiply_qk(s, q_smem, k_smem, warp, lane);
-        const bool masked = kv_begin < full.begin || kv_begin + kTileN > full.end;
-        if (masked) apply_mask(s, at.q_begin, kv_begin, head, warp, lane);
+        const bool full = kv_begin >= full_tiles.begin && kv_begin + kTileN <= full_tiles.end;
+        if (!full) apply_mask(s, p, head, at.q_begin, kv_begin, warp, lane);
 
         cp_async_wait<0>();
         __syncthreads();  // this tile's V has landed; everyone is done with its K
         if (kv_begin > kv_first) load_k(kv_begin - kTileN);
-
-        softmax_step(s, state, p.softmax_scale_log2);
-        multiply_pv(state, s, v_smem, lane);
+        softmax_step(s, out, stats, p.softmax_scale_log2);
+        multiply_pv(out, s, v_smem, lane);
     }
 
-    cp_async_wait_all();  // Q, where there was no tile to wait for
-    __syncthreads();      // everyone is done with Q, whose place the output takes
+    // Q, where there was no tile to wait for, has landed; everyone is done with it, and the output
+    // takes its place.
+    cp_async_wait_all();
+    __syncthreads();
     const OutTile out_smem{q_smem.base};
     const Position end = locate(p);
-    float* lse = p.lse + (int64_t{end.b} * p.num_heads + end.h) * p.seqlen_q + end.q_begin;
-    finish(state, out_smem, lse, end.num_rows, p, warp, lane);
+    finish(out, stats, out_smem, end, p, warp, lane);
     __syncthreads();  // rows of the tile come from several warps where a store crosses them
-    out_smem.store<kHeadDimV, kNumThreads>(p.out.row(end.b, end.h, end.q_begin), p.out.row_stride,
-                                           end.num_rows);
+    out_smem.store<kHeadDimV, kNumThreads>(p.out.row(end.b, end.h, end.q_start + end.q_begin),
+                                           p.out.row_stride, end.num_rows);
 }
 
+// ---- Host ----
 constexpr AttentionTypes kTypes = {
     kDLCUDA,
     {kDLBfloat, 16, 1},  // q, k, v, out and their gradients
@@ -355,9 +378,27 @@ constexpr AttentionTypes kTypes = {
 // ---- Arguments of the program, after those of every variant ----
 constexpr int kNumProgramArgs = 0;  // captures, params
 
+Params make_params(const AttentionArgs& a, int64_t batch, int64_t num_tiles_m) {
+    Params p = {};
+    p.q = view_of<const Element>(a.q, batch);
+    p.k = view_of<const Element>(a.k, batch);
+    p.v = view_of<const Element>(a.v, batch);
+    p.out = view_of<Element>(a.out, batch);
+    p.lse = a.lse.as<float>() + batch * a.num_heads * a.seqlen_q;
+    p.num_heads = static_cast<unsigned>(a.num_heads);
+    p.group = static_cast<unsigned>(a.num_heads / a.num_heads_kv);
+    p.num_tiles_m = static_cast<unsigned>(num_tiles_m);
+    p.seqlen_q = static_cast<int>(a.seqlen_q);
+    p.seqlen_k = static_cast<int>(a.seqlen_k);
+    p.softmax_scale = static_cast<float>(a.softmax_scale);
+    p.softmax_scale_log2 = log2_scale(a.softmax_scale);
+    p.first_batch = static_cast<int>(batch);
+    return p;
+}
+
 constexpr auto kKernel = &fwd_d128_bf16_causal_sm90;
 
-bool launch(Arguments& in, const AttentionArgs& a) {
+bool launch(Arguments& in, const AttentionArgs& a, const ProgramArgs& program) {
     check_alignment(in, "q", a.q);
     check_alignment(in, "k", a.k);
     check_alignment(in, "v", a.v);
@@ -371,20 +412,9 @@ bool launch(Arguments& in, const AttentionArgs& a) {
     // A grid has one long dimension; more blocks than it holds go in several launches.
     const int64_t batch_step = max(int64_t{1}, kMaxGrid / blocks_per_batch);
     for (int64_t batch = 0; batch < a.batch; batch += batch_step) {
-        Params p = {};
-        p.q = view_of<const Element>(a.q, batch);
-        p.k = view_of<const Element>(a.k, batch);
-        p.v = view_of<const Element>(a.v, batch);
-        p.out = view_of<Element>(a.out, batch);
-        p.lse = a.lse.as<float>() + batch * a.num_heads * a.seqlen_q;
-        p.num_heads = static_cast<unsigned>(a.num_heads);
-        p.group = static_cast<unsigned>(a.num_heads / a.num_heads_kv);
-        p.seqlen_q = static_cast<int>(a.seqlen_q);
-        p.seqlen_k = static_cast<int>(a.seqlen_k);
-        p.num_tiles_m = static_cast<unsigned>(num_tiles_m);
-        p.softmax_scale = static_cast<float>(a.softmax_scale);
-        p.softmax_scale_log2 = log2_scale(a.softmax_scale);
+        Params p = make_params(a, batch, num_tiles_m);
         const int64_t blocks = min(batch_step, a.batch - batch) * blocks_per_batch;
+        p.program = program;
         const Grid grid = {blocks, kNumThreads, kSmemBytes};
         if (!launch_kernel<kKernel>(in, a.device, grid, p)) return false;
     }
@@ -397,7 +427,9 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward(void*, const TVMFFIAny* args
                                                     TVMFFIAny*) {
     Arguments in("forward", args, num_args, forward_args(kTypes) + kNumProgramArgs);
     AttentionArgs a = {};
-    return read_forward(in, a, kTypes) && launch(in, a) ? 0 : -1;
+    ProgramArgs program = {};
+    if (!read_forward(in, a, kTypes)) return -1;
+    return launch(in, a, program) ? 0 : -1;
 }
 
 // A forward needs no workspace.

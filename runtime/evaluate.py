@@ -258,7 +258,9 @@ class _Evaluator:
         if function == "abs":
             return numbers[0].abs()
         if function == "clamp":
-            return torch.clamp(numbers[0], numbers[1], numbers[2])
+            # broadcast first: torch's derivative by a bound of its own shape fails
+            value, low, high = torch.broadcast_tensors(*numbers)  # type: ignore[no-untyped-call]
+            return torch.clamp(value, low, high)
         extreme = torch.minimum if function == "min" else torch.maximum
         found = numbers[0]
         for other in numbers[1:]:

@@ -90,6 +90,29 @@ static void tiles(const Call& call, int rows, int columns, uint8_t* out) {
 }
 """
 
+_RANGES = """
+static void ranges(const Call& call, int tile, int32_t* out) {
+    const Sizes& n = call.sizes;
+    const ProgramArgs args = bind_all(call);
+    const auto put = [&](Range range) {
+        *out++ = range.begin;
+        *out++ = range.end;
+    };
+    for (int b = 0; b < n.batch; ++b) for (int h = 0; h < n.num_heads; ++h) {
+        const Head head = make_head(args, b, h, h / (n.num_heads / n.num_heads_kv), n.q_len,
+                                    n.kv_len, n.num_heads);
+        for (int q = 0; q < n.q_len; q += tile) {
+            put(visible_keys(head, q, min(q + tile, n.q_len)));
+            put(full_keys(head, q, min(q + tile, n.q_len)));
+        }
+        for (int kv = 0; kv < n.kv_len; kv += tile) {
+            put(visible_queries(head, kv, min(kv + tile, n.kv_len)));
+            put(full_queries(head, kv, min(kv + tile, n.kv_len)));
+        }
+    }
+}
+"""
+
 
 class Sizes(ctypes.Structure):
     """Sizes of a call."""
@@ -159,6 +182,7 @@ class Unit:
             text.append(_glue(program) + "\n}\n")
         text.append(_switch("elements", "const Out* out", "*out", self.programs))
         tiles = "int rows, int columns, uint8_t* out", "rows, columns, out"
+        text.append(_switch("ranges", "int tile, int32_t* out", "tile, out", self.programs))
         text.append(_switch("tiles", *tiles, self.programs, tiled=True))
         source, library = folder / "programs.cpp", folder / "programs.so"
         source.write_text("".join(text))
@@ -195,6 +219,15 @@ class Unit:
         out = Out(*(tensor.data_ptr() for tensor in found.values()))
         self.library.elements(index, ctypes.byref(given.pack()), ctypes.byref(out))
         return found
+
+    def ranges(self, index: int, given: Inputs, tile: int) -> torch.Tensor:
+        """Loop bounds [batch, heads, tiles of queries then of keys, (visible, full), 2]."""
+        batch, heads, _, q_len, kv_len = given.sizes
+        tiles = -(-q_len // tile) + -(-kv_len // tile)
+        out = torch.zeros((batch, heads, tiles, 2, 2), dtype=torch.int32)
+        call = ctypes.byref(given.pack())
+        self.library.ranges(index, call, tile, ctypes.c_void_p(out.data_ptr()))
+        return out
 
     def tiles(self, index: int, given: Inputs, rows: int, columns: int) -> torch.Tensor:
         """The class of every tile: 0 empty, 1 partial, 2 full; [batch, heads, tiles, tiles]."""
@@ -256,6 +289,7 @@ def _glue(program: Program) -> str:
             place = f"site_index_{site.name}(args, head, row, column, q_idx, kv_idx)"
             score += f"out.sites[{index}] = sites.{site.name}; out.places[{index}] = {place};\n"
     text = "\n".join(lines) + _ELEMENTS.replace("SCORE", score)
+    text += _RANGES
     if program.tile_test is not None:
         text += _TILES.replace("BOUNDS", "\n".join(map(_bound, program.bounds)))
     return text

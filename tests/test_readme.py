@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from flashgen.cli.app import COMMANDS, app
 from flashgen.generator.arch import TARGETS, family_for
@@ -20,7 +21,7 @@ from flashgen.generator.spec_fields import SpecFields
 from flashgen.runtime import knobs
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/design.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/catalogue.md")
 README = (ROOT / "README.md").read_text("utf-8")
 
 
@@ -114,6 +115,14 @@ def test_specs_shown_are_specs():
     assert block.count("\n") == 4, "README says four lines"
 
 
+def test_what_explain_is_shown_to_print_it_prints(tmp_path):
+    file = tmp_path / "documents.yaml"
+    file.write_text(code_blocks("yaml")[1], encoding="utf-8")
+    (shown,) = code_blocks("text")
+    arguments = ["explain", str(file), "--seqlen-q", "1024"]
+    assert shown in CliRunner().invoke(app, arguments).stdout
+
+
 def test_build_times_are_those_of_the_record():
     record = json.loads((ROOT / "benchmarks" / "results" / "build_time.json").read_text())
     for name in ("forward", "backward"):
@@ -127,8 +136,9 @@ def test_build_times_are_those_of_the_record():
 
 
 def test_the_python_shown_runs(tmp_path):
-    (block,) = code_blocks("python")
+    (tmp_path / "documents.yaml").write_text(code_blocks("yaml")[1], encoding="utf-8")
+    script = "\n".join(code_blocks("python"))  # the later ones go on with the names of the first
     done = subprocess.run(
-        [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr

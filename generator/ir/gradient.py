@@ -1,8 +1,8 @@
 """Expression -> its derivatives by reverse mode, as expressions of the same language.
 
-Where a function has no derivative it gets the subgradient of runtime/evaluate.py: of equal operands
-of a ``min`` the first has it, ``abs`` has 0 at 0, a clamp passes at its ends. A division by 0 is
-the constant 0.
+Where a function has no derivative it gets the subgradient that PyTorch uses: equal operands of a
+``min`` have half each, ``abs`` has 0 at 0, a clamp passes at its ends. A division by 0 is the
+constant 0.
 """
 
 from __future__ import annotations
@@ -101,14 +101,16 @@ def _pull_back_call(node: Call, g: Expr) -> Iterator[tuple[Expr, Expr]]:
     zero = Const(0.0)
     if node.function in ("min", "max"):
         a, b = node.args
-        first = binary("<=" if node.function == "min" else ">=", a, b)
-        yield a, select(first, g, zero)
-        yield b, select(first, zero, g)
+        half = binary("*", g, Const(0.5))
+        wins = "<" if node.function == "min" else ">"
+        tie = binary("==", a, b)
+        yield a, select(binary(wins, a, b), g, select(tie, half, zero))
+        yield b, select(binary(wins, b, a), g, select(tie, half, zero))
     elif node.function == "clamp":
         x, low, high = node.args
         ordered = binary("<=", low, high)
         inside = binary("and", binary("<=", low, x), binary("<=", x, high))
-        below = binary("and", binary("<", x, low), ordered)
+        below = binary("and", binary("<", x, low), binary("<", low, high))
         above = binary("or", binary(">", x, high), unary("not", ordered))
         yield x, select(inside, g, zero)
         yield low, select(below, g, zero)

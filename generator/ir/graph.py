@@ -13,6 +13,7 @@ HEAD, ROW, COLUMN, SCORE = 0, 1, 2, 4
 ELEMENT = ROW | COLUMN | SCORE
 """Levels are sets of what a value depends on: q_idx, kv_idx, score. The empty set is the head."""
 _LEVELS = {"q_idx": ROW, "kv_idx": COLUMN, "score": SCORE, "dscore": SCORE}
+WIDE_COST = 4  # instructions more for a clamp of 64 bits
 _CALL_COST = {"abs": 1, "min": 1, "max": 1, "clamp": 2, "float": 1, "int": 2, "floor": 2}
 
 
@@ -79,6 +80,8 @@ class Graph:
         loaded = self._load_range(expr.capture) if isinstance(expr, Load) else Bounds(0, 0)
         bounds = range_of(expr, tuple(node.bounds for node in nodes), loaded)
         cost = min(own_cost(expr) + sum(node.cost for node in nodes), 1_000_000)
+        if isinstance(expr, Call) and expr.function == "clamp" and bounds.is_32_bit:
+            cost += 0 if all(node.bounds.is_32_bit for node in nodes) else WIDE_COST
         return Node(len(self.nodes), expr, parts, type_of(expr), level, bounds, cost)
 
     def parts(self, node: Node) -> tuple[Node, ...]:

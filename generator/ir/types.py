@@ -18,6 +18,11 @@ _FIXED: dict[str, Type] = {
 }  # fmt: skip
 
 
+_known: dict[int, tuple[Expr, Type]] = {}
+"""Types by identity: an Expr in here keeps its id. Only to be quick on programs that share."""
+_MAX_KNOWN = 100_000
+
+
 def type_of(expr: Expr) -> Type:
     """The type of ``expr``'s value; ``floor`` gives an int, as Python's does."""
     while isinstance(expr, Named):
@@ -26,12 +31,24 @@ def type_of(expr: Expr) -> Type:
         return _type_of_value(expr.value)
     if isinstance(expr, Name | Load):
         return expr.type
+    known = _known.get(id(expr))
+    if known is not None:
+        return known[1]
+    found = _type_of_operator(expr)
+    if len(_known) >= _MAX_KNOWN:
+        _known.clear()
+    _known[id(expr)] = (expr, found)
+    return found
+
+
+def _type_of_operator(expr: Unary | Binary | Select | Call) -> Type:
     if isinstance(expr, Unary):
         return "bool" if expr.op == "not" else _number(type_of(expr.operand))
     if isinstance(expr, Binary):
         return _type_of_binary(expr)
     if isinstance(expr, Select):
         return promoted(type_of(expr.then), type_of(expr.otherwise))
+    assert isinstance(expr, Call)
     fixed = _FIXED.get(expr.function)
     return fixed or _number(promoted(*(type_of(arg) for arg in expr.args)))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ..arch import Target
 from ..errors import PlanError
+from ..ir import Expr, Load, Name, walk
+from ..program import Program, ProgramCapture, TileBound, program_for
 from ..variant import Variant
 from .base import KernelPlan, SmemBuffer
 
@@ -33,6 +35,27 @@ def _stack(buffers: list[tuple[str, int, str]]) -> tuple[SmemBuffer, ...]:
         placed.append(SmemBuffer(name, offset, size, purpose))
         offset = _round_up(offset + size, 128)
     return tuple(placed)
+
+
+def _product(dims: Sequence[str | int]) -> str:
+    """How many elements ``dims`` make, in C++ over the WorkspaceSizes ``s``."""
+    fields = {"total_q": "seqlen_q", "total_k": "seqlen_k"}
+    factors = [d if isinstance(d, int) else f"s.{fields.get(d, d)}" for d in dims]
+    return " * ".join(map(str, ("int64_t{1}", *factors)))
+
+
+def _walks_tiles(program: Program) -> bool:
+    return program.tile_test is not None or any(
+        bound is not None and not _same_for_all_heads(bound)
+        for bound in (program.band.lower, program.band.upper)
+    )
+
+
+def _same_for_all_heads(expr: Expr) -> bool:
+    return not any(
+        isinstance(node, Load) or (isinstance(node, Name) and node.id in ("h", "h_kv"))
+        for node in walk(expr)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +139,27 @@ class Sm80ForwardPlan(Sm80Plan):
     def smem(self) -> tuple[SmemBuffer, ...]:
         """Q (later the output), K and V, one stage each: K(i - 1) loads while V(i) is used."""
         q_bytes = _tile_bytes(self.tile_m, max(self.padded_qk, self.padded_v))
-        return _stack(
-            [
-                ("q", q_bytes, "Q, then the output"),
-                ("k", _tile_bytes(self.tile_n, self.padded_qk), "one tile of K"),
-                ("v", _tile_bytes(self.tile_n, self.padded_v), "one tile of V"),
-            ]
-        )
+        buffers = [
+            ("q", q_bytes, "Q, then the output"),
+            ("k", _tile_bytes(self.tile_n, self.padded_qk), "one tile of K"),
+            ("v", _tile_bytes(self.tile_n, self.padded_v), "one tile of V"),
+        ]
+        if self.stats_in_smem:
+            stats_bytes = 32 * self.num_warps * (self.tile_m // (16 * self.num_warps)) * 16
+            buffers.append(("stats", stats_bytes, "maximum and sum of each row, between steps"))
+        if self.program.tile_test is not None:
+            seen_bytes = self.num_warps * -(-self.tile_n // 32) * 4
+            buffers.append(("seen", seen_bytes, "the keys that each warp's queries see, as bits"))
+        if self.variant.layout == "varlen":
+            buffers.append(("position", 32, "which queries the block owns"))
+        return _stack(buffers)
+
+    @property
+    def stats_in_smem(self) -> bool:
+        """Whether the row statistics leave their registers between two steps."""
+        if self.variant.layout == "varlen" and self.target.capability >= (10, 0):
+            return True  # else it spills there; on sm90 it spills with them
+        return self.program.score is not None or self.program.tile_test is not None
 
     @property
     def registers_estimate(self) -> int:
@@ -159,6 +196,41 @@ class Sm80BackwardPlan(Sm80Plan):
     pins: ClassVar[tuple[str, ...]] = (*Sm80Plan.pins, "head_splits", "num_stages", "dq_tile_n")
 
     @property
+    def walks_tiles(self) -> bool:
+        """Whether tiles of queries are classified one by one, not bounds of one loop."""
+        return _walks_tiles(self.program)
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether a key may be hidden from every query: not with bottom-right causal alone."""
+        mask = self.program.mask
+        return mask is not None and mask != program_for(Variant(8, 8, "fp16", causal=True)).mask
+
+    @property
+    def learned(self) -> tuple[ProgramCapture, ...]:
+        """The captures that have a gradient."""
+        return tuple(capture for capture in self.program.captures if capture.grad)
+
+    @property
+    def sums_over_keys(self) -> bool:
+        """Whether some gradient of a capture has an entry for each query."""
+        return any(site.level == "row" for site in self.program.gradients)
+
+    @property
+    def sums_over_queries(self) -> bool:
+        """Whether some gradient of a capture has an entry for each head or key."""
+        return any(site.level in ("head", "column") for site in self.program.gradients)
+
+    def elements_of(self, capture: ProgramCapture) -> str:
+        """Elements of a capture, in C++ over the WorkspaceSizes ``s``."""
+        return _product(capture.dims)
+
+    def slices_of(self, bound: TileBound) -> str:
+        """Elements of a capture for each position, in C++ over the WorkspaceSizes ``s``."""
+        dims = bound.capture.dims
+        return _product(dims[: bound.dim] + dims[bound.dim + 1 :])
+
+    @property
     def smem(self) -> tuple[SmemBuffer, ...]:
         """K and V for good, Q and dO in stages, dS to change hands between warps."""
         stages = self.num_stages
@@ -184,9 +256,10 @@ class Sm80BackwardPlan(Sm80Plan):
 
     @property
     def registers_estimate(self) -> int:
-        """Accumulators of dK, dV, S and dP, and the overhead."""
+        """Accumulators of dK, dV, S, dP and S as it was where that is needed, and the overhead."""
         columns = (self.padded_qk + self.padded_v) / self.head_splits
-        return int(16 * (columns + 2 * self.tile_m) / 32) + _OVERHEAD_REGISTERS
+        scores = 3 if self.program.score_needed else 2
+        return int(16 * (columns + scores * self.tile_m) / 32) + _OVERHEAD_REGISTERS
 
     def check(self) -> KernelPlan:
         """This plan, once its tiles divide among the warps."""
@@ -228,7 +301,8 @@ def candidates(
     """Every legal plan, best first."""
     forward = pass_name == "forward"
     kind = Sm80ForwardPlan if forward else Sm80BackwardPlan
-    for tiles in _forward(variant) if forward else _backward(variant, target):
+    shapes = _forward if forward else _backward
+    for tiles in shapes(variant, target):
         candidate = kind(
             variant=variant,
             pass_name=pass_name,
@@ -244,22 +318,45 @@ def candidates(
         yield candidate
 
 
-def _forward(variant: Variant) -> Iterator[dict[str, int]]:
+def _forward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     """Tiles in order of preference.
 
     Rows per warp first, since each K and V fragment is then used twice; above 128 columns two row
     blocks a warp no longer fit. On an H200, causal, seqlen 4096, d128: 64 keys a step 300 TFLOP/s,
     48 keys 298, 32 keys 269, 64 rows x 64 keys 250 (three resident 273), 8 warps 234 (2026-12).
+
+    A program's loads are in flight for several elements at once, which takes registers: one row
+    block a warp where the score reads a tensor at each element, and from sm100 up, whose compiler
+    asks for more of them ahead, where anything is read at a row or a column.
     """
     columns = max(variant.head_dim, variant.head_dim_v)
-    if columns <= 96 or (columns <= 128 and not variant.dropout):
-        shapes = [(128, 64, 4), (128, 32, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4)]
-    elif columns <= 128:  # 64 keys and random bits spill
-        shapes = [(128, 32, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4)]
-    else:
+    reads = _read_levels(program_for(variant))
+    shapes = [(128, 64, 4), (128, 32, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4)]
+    if columns > 128:
         shapes = [(128, 64, 8), (64, 64, 4), (64, 32, 4)]
+    elif columns > 96 and ("score" in reads or (reads and target.capability >= (10, 0))):
+        shapes.insert(0, shapes.pop(2))
+    elif columns > 96 and variant.dropout:  # 64 keys and random bits spill
+        del shapes[0]
     for tile_m, tile_n, num_warps in shapes:
         yield {"tile_m": tile_m, "tile_n": tile_n, "num_warps": num_warps}
+
+
+def _read_levels(program: Program) -> frozenset[str]:
+    """How fine the program's reads of tensors are: "position", and "score" for its elements'."""
+    found = set()
+    for root in (program.mask, program.score):
+        for node in () if root is None else walk(root):
+            if isinstance(node, Load):
+                names = {n.id for n in walk(node) if isinstance(n, Name)} & {"q_idx", "kv_idx"}
+                found |= {"position"} if names else set()
+                found |= {"score"} if root is program.score and len(names) == 2 else set()
+    return frozenset(found)
+
+
+def _has_wide_gradient(program: Program) -> bool:
+    """Whether a gradient of three dimensions or more is added to for each pair: long addresses."""
+    return any(s.level == "element" and len(s.capture.dims) > 2 for s in program.gradients)
 
 
 def _backward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
@@ -267,8 +364,13 @@ def _backward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     columns = max(variant.head_dim, variant.head_dim_v)
     if columns <= 128:
         shapes = [(64, 8, 1, 2), (32, 8, 1, 2), (32, 4, 1, 2), (32, 4, 1, 1)]
-        if columns > 112 and target.capability < (9, 0) and not variant.causal:
-            shapes[:2] = shapes[1::-1]  # 64 queries spill one register; nvcc 13.0
+        program = program_for(variant)
+        plain = program.score is None and not _walks_tiles(program)
+        older = target.capability < (9, 0) and program.mask is None
+        if columns > 112 and (older or not plain):
+            shapes[:2] = shapes[1::-1]  # 64 queries spill, one register if plain; nvcc 13.0
+        if columns > 112 and target.capability >= (9, 0) and _has_wide_gradient(program):
+            shapes.insert(0, (16, 8, 1, 2))  # 32 queries spill three registers
     elif columns <= 192:
         shapes = [(64, 8, 2, 1), (32, 8, 2, 2), (32, 8, 2, 1), (32, 4, 2, 1), (16, 4, 2, 1)]
     else:  # 64 queries spill

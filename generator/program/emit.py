@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..ir.cpp import PRIMARY, Accumulator, Text, cast, print_node, type_in_cpp
 from ..ir.cpp_names import cpp_name
 from ..ir.graph import COLUMN, ELEMENT, HEAD, ROW, Graph, Node
-from ..ir.nodes import INDEX_NAMES, Call, Const, Expr, Load, Name
+from ..ir.nodes import INDEX_NAMES, Binary, Call, Const, Expr, Load, Name
 from .data import Function, ProgramCapture
 
 STRUCTS = {HEAD: "head", ROW: "row", COLUMN: "column"}
@@ -89,8 +89,12 @@ class Emitter:
                 return f"{expr.capture}_at" if parts else f"{expr.capture}_value"
             return f"{expr.capture}_{''.join(_SHORT.get(n, n) for n in names)}"
         parts = [p for p in self.graph.parts(node) if not isinstance(p.expr, Const)]
+        if isinstance(expr, Binary) and expr.op == "/" and len(parts) == 1:
+            return f"inverse_{self.name(parts[0]) if parts[0].parts else _leaf(parts[0])}"
         if isinstance(expr, Call) and parts:
             inner = parts[0].expr
+            if expr.function in ("float", "clamp") and isinstance(inner, Name):
+                return inner.id
             return f"{expr.function}_{inner.id}" if isinstance(inner, Name) else expr.function
         return {"bool": "holds", "int": "index", "float": "value"}[node.type]
 
@@ -113,6 +117,10 @@ class Emitter:
         nodes = tuple(self.graph.nodes[number] for number in numbers)
         texts = scope.print((*nodes, *others))
         return tuple(scope.statements), texts[len(numbers) :]
+
+
+def _leaf(node: Node) -> str:
+    return node.expr.id if isinstance(node.expr, Name) else "value"
 
 
 class Scope:

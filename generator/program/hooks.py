@@ -12,6 +12,7 @@ from ..ir.graph import COLUMN, HEAD, ROW, Graph
 from ..ir.ranges import DTYPES, FULL, MAX_SEQLEN, Bounds
 from .data import Band, Function, GradientSite, LevelName, Member, ProgramCapture
 from .emit import Emitter, print_place
+from .fast import quick
 
 LEVEL_NAMES: dict[int, LevelName] = {HEAD: "head", ROW: "row", COLUMN: "column"}
 DSCORE = Name("dscore", "float")
@@ -138,6 +139,12 @@ def hooks_for(
     band: Band,
 ) -> Hooks:
     """The bodies of every hook of a program."""
+    graph = emitter.graph
+    mask = quick(mask, graph) if mask is not None else None
+    score = quick(score, graph) if score is not None else None
+    if gradient is not None:
+        terms = tuple((load, quick(value, graph)) for load, value in gradient.loads)
+        gradient = Gradient(quick(gradient.score, graph), terms)
     loads = gradient.loads if gradient is not None else ()
     roots = [root for root in (mask, score) if root is not None]
     if gradient is not None:

@@ -78,6 +78,27 @@ inline void narrow_row(const Acc* in, int count, Element* out) {
     for (int i = 0; i < count; ++i) out[i] = narrow<Element>(in[i]);
 }
 
+// Whether none of `count` values is a NaN or an infinity: those have every bit of the exponent.
+inline bool all_finite(const float* values, int count) {
+    uint32_t found = 0;
+    for (int i = 0; i < count; ++i) {
+        const uint32_t exponent = bits_of(values[i]) & 0x7F800000u;
+        found |= exponent == 0x7F800000u ? 1u : 0u;
+    }
+    return found == 0;
+}
+
+inline bool all_finite(const double* values, int count) {
+    uint64_t found = 0;
+    for (int i = 0; i < count; ++i) {
+        uint64_t bits;
+        memcpy(&bits, values + i, sizeof(bits));
+        const uint64_t exponent = bits & 0x7FF0000000000000u;
+        found |= exponent == 0x7FF0000000000000u ? 1u : 0u;
+    }
+    return found == 0;
+}
+
 #ifdef __F16C__
 template <>
 inline void widen_row<float, Float16>(const Float16* in, int count, float* out) {

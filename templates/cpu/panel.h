@@ -10,6 +10,10 @@
 
 #include "cpu/simd.h"
 
+// The products are calls: inlined into a caller that holds values of its own, their accumulators no
+// longer fit the registers (g++ 12, AVX2: half as fast again without).
+#define FLASHGEN_CALL __attribute__((noinline))
+
 namespace flashgen {
 
 // kRows x kVecs accumulators stay in registers: with kVecs operand vectors and one broadcast they
@@ -56,7 +60,7 @@ struct BasicPanel {
 
     // c = factor * A B, the sum split where it is long: a shorter chain of additions rounds less.
     template <int kRowStride, int kStepStride>
-    static void product(const T* a, const T* b, int rows, int steps, T factor, T* c) {
+    FLASHGEN_CALL static void product(const T* a, const T* b, int rows, int steps, T factor, T* c) {
         const int splits = (steps + kLongestSum - 1) / kLongestSum;
         const int length = (steps + splits - 1) / splits;
         multiply<kRowStride, kStepStride>(a, b, rows, std::min(length, steps),
@@ -89,7 +93,7 @@ struct BasicPanel {
 
     // c += A B
     template <int kRowStride, int kStepStride>
-    static void add_product(const T* a, const T* b, int rows, int steps, T* c) {
+    FLASHGEN_CALL static void add_product(const T* a, const T* b, int rows, int steps, T* c) {
         multiply<kRowStride, kStepStride>(a, b, rows, steps, [=](int row, int j, Vec sum) {
             T* at = c + row * kWidth + j * kLanes;
             S::store(at, S::load(at) + sum);
@@ -98,14 +102,36 @@ struct BasicPanel {
 
     // c = c diag(factors) + A B, factors [kWidth]
     template <int kRowStride, int kStepStride>
-    static void rescale_add_product(const T* a, const T* b, int rows, int steps, const T* factors,
-                                    T* c) {
+    FLASHGEN_CALL static void rescale_add_product(const T* a, const T* b, int rows, int steps,
+                                                  const T* factors, T* c) {
         Vec factor[kVecs];
         for (int j = 0; j < kVecs; ++j) factor[j] = S::load(factors + j * kLanes);
         multiply<kRowStride, kStepStride>(a, b, rows, steps, [&](int row, int j, Vec sum) {
             T* at = c + row * kWidth + j * kLanes;
             S::store(at, S::load(at) * factor[j] + sum);
         });
+    }
+
+    // live[row] = whether a product over rows must have that one: its operand's row is finite, or
+    // p [rows][kWidth] isn't 0 on all of the first `lanes` lanes. A row that nobody may see has
+    // p = 0, which a NaN would turn into NaN.
+    static void mark_live(const T* p, int lanes, const bool* finite, int rows, bool* live) {
+        for (int row = 0; row < rows; ++row) {
+            live[row] = finite[row];
+            for (int i = 0; i < lanes; ++i) live[row] = live[row] || p[row * kWidth + i] != 0;
+        }
+    }
+
+    // Calls product(begin, end) for every run of live rows.
+    template <typename Product>
+    static void for_live_rows(const bool* live, int rows, Product product) {
+        int begin = 0;
+        for (int row = 0; row < rows; ++row) {
+            if (live[row]) continue;
+            if (begin < row) product(begin, row);
+            begin = row + 1;
+        }
+        if (begin < rows) product(begin, rows);
     }
 };
 

@@ -47,4 +47,28 @@ class PerThread {
     Scratch* data_;
 };
 
+// Zeroed memory that all threads share; empty until allocated.
+template <typename T>
+class Buffer {
+  public:
+    Buffer() = default;
+    explicit Buffer(int64_t size) { allocate(size); }
+    ~Buffer() { free(data_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    bool allocate(int64_t size) {
+        size_ = size;
+        data_ = static_cast<T*>(calloc(std::max<int64_t>(size, 1), sizeof(T)));
+        return data_ != nullptr;
+    }
+    int64_t size() const { return size_; }
+    const T* data() const { return data_; }
+    T& operator[](int64_t i) const { return data_[i]; }
+
+  private:
+    T* data_ = nullptr;
+    int64_t size_ = 0;
+};
+
 }  // namespace flashgen

@@ -1,25 +1,28 @@
 // What P and dS need of each query: lse and delta = rowsum(dout * out) - dlse.
 #pragma once
 
+#include <cmath>
 #include <limits>
 
-#include "cpu/tiles.h"
+#include "cpu/sequence.h"
 #include "host/attention_args.h"
 
 namespace flashgen {
 
-// The workspace of a backward: delta, contiguous [batch, num_heads, seqlen_q], as lse is.
+// The workspace of a backward: delta, laid out as lse is.
 template <typename Acc>
-inline int64_t delta_bytes(const WorkspaceSizes& sizes) {
-    return sizes.batch * sizes.num_heads * sizes.seqlen_q * static_cast<int64_t>(sizeof(Acc));
+inline int64_t delta_bytes(const WorkspaceSizes& sizes, bool varlen) {
+    const int64_t batch = varlen ? 1 : sizes.batch;
+    return batch * sizes.num_heads * sizes.seqlen_q * static_cast<int64_t>(sizeof(Acc));
 }
 
-// Computes delta of `count` queries from `begin` into the workspace.
+// Computes delta of `count` queries from `begin` of a sequence into the workspace.
 template <typename Panel, int kHeadDimV, typename Element, typename Acc>
-inline void compute_delta(const AttentionArgs& a, int64_t b, int64_t h, int64_t begin, int count) {
-    const Rows<const Element> dout = rows_of<const Element>(a.dout, b, h);
-    const Rows<const Element> out = rows_of<const Element>(a.out, b, h);
-    const int64_t at = (b * a.num_heads + h) * a.seqlen_q + begin;
+inline void compute_delta(const AttentionArgs& a, const Sequence& sequence, int64_t h,
+                          int64_t begin, int count) {
+    const auto dout = rows_of<const Element>(a.dout, sequence.batch, h, sequence.q_start);
+    const auto out = rows_of<const Element>(a.out, sequence.batch, h, sequence.q_start);
+    const int64_t at = first_stat(a, sequence, h) + begin;
     Acc dout_row[kHeadDimV], out_row[kHeadDimV];
     for (int i = 0; i < count; ++i) {
         widen_row(dout.row(begin + i), kHeadDimV, dout_row);
@@ -31,18 +34,29 @@ inline void compute_delta(const AttentionArgs& a, int64_t b, int64_t h, int64_t 
     }
 }
 
-// lse and delta of `count` queries from `begin`; both 0 for a query without keys, whose scores are
-// all masked: exp(-inf - 0) = 0, where exp(-inf - -inf) would be NaN.
+// lse and delta of `count` rows that start at `at`; both 0 for a query without keys, whose scores
+// are all masked: exp(-inf - 0) = 0, where exp(-inf - -inf) would be NaN.
 template <typename Acc>
-inline void load_row_stats(const AttentionArgs& a, int64_t b, int64_t h, int64_t begin, int count,
-                           Acc* lse, Acc* delta) {
-    const int64_t at = (b * a.num_heads + h) * a.seqlen_q + begin;
+inline void load_row_stats(const AttentionArgs& a, int64_t at, int count, Acc* lse, Acc* delta) {
     for (int i = 0; i < count; ++i) {
         const Acc value = a.lse.as<const Acc>()[at + i];
         const bool has_keys = value != -std::numeric_limits<Acc>::infinity();
         lse[i] = has_keys ? value : Acc{0};
         delta[i] = has_keys ? a.workspace.as<const Acc>()[at + i] : Acc{0};
     }
+}
+
+// The gradient of a head's sink from `count` rows that start at `at`.
+template <typename Acc>
+inline double sink_gradient(const AttentionArgs& a, int64_t h, int64_t at, int count) {
+    const double sink = a.sink.as<const Acc>()[h];
+    double sum = 0;
+    for (int i = 0; i < count; ++i) {
+        const double lse = a.lse.as<const Acc>()[at + i];
+        const bool empty = lse == -std::numeric_limits<double>::infinity();
+        if (!empty) sum -= std::exp(sink - lse) * a.workspace.as<const Acc>()[at + i];
+    }
+    return sum;
 }
 
 }  // namespace flashgen

@@ -21,8 +21,9 @@ struct Rows {
 };
 
 template <typename Element>
-inline Rows<Element> rows_of(const Tensor& t, int64_t batch, int64_t head) {
-    Element* data = static_cast<Element*>(t.data) + batch * t.strides[0] + head * t.strides[2];
+inline Rows<Element> rows_of(const Tensor& t, int64_t batch, int64_t head, int64_t start) {
+    Element* data = static_cast<Element*>(t.data) + batch * t.strides[0] + start * t.strides[1] +
+                    head * t.strides[2];
     return {data, t.strides[1]};
 }
 
@@ -32,6 +33,20 @@ inline void load_tile(Rows<Element> rows, int64_t begin, int count, Acc* tile) {
     for (int i = 0; i < count; ++i) {
         widen_row(rows.row(begin + i), kHeadDim, tile + int64_t{i} * kStride);
     }
+}
+
+// The same; finite[i] stays true where a row holds neither NaN nor infinity. Whether all do.
+template <int kHeadDim, int kStride, typename Element, typename Acc>
+inline bool load_tile_checked(Rows<Element> rows, int64_t begin, int count, Acc* tile,
+                              bool* finite) {
+    bool all = true;
+    for (int i = 0; i < count; ++i) {
+        Acc* row = tile + int64_t{i} * kStride;
+        widen_row(rows.row(begin + i), kHeadDim, row);
+        finite[i] = finite[i] && all_finite(row, kHeadDim);
+        all = all && finite[i];
+    }
+    return all;
 }
 
 // Panels [panel][kHeadDim][Panel::kWidth] with row begin + i on lane i % kWidth of panel

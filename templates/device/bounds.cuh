@@ -4,6 +4,7 @@
 
 #include "device/varlen.cuh"
 #include "host/capture.h"
+#include "host/launch.cuh"
 
 namespace flashgen {
 
@@ -12,7 +13,7 @@ constexpr int kBoundsWarps = 4;  // of a thread block, a tile each
 // What a tile's positions are: of one sequence that all share, or of packed ones.
 struct Positions {
     int length;  // of the sequence, or of all packed ones
-    CuSeqlens cu_seqlens;  // data is null where nothing is packed
+    Boundaries cu_seqlens;  // data is null where nothing is packed
     int num_sequences;
     int num_tiles;  // virtual ones where sequences are packed
 };
@@ -30,15 +31,23 @@ __device__ __forceinline__ Span tile_span(const Positions& of, int tile) {
     return {span.start + begin, min(kTile, span.length - begin)};
 }
 
-// bounds[outer, tile] of `capture`, dimension kDim of which is the position; `outer` counts the
-// elements of its other dimensions, the last one fastest. A warp makes one bound.
+template <typename T, int kRank, typename Value>
+struct BoundsParams {
+    Capture<T, kRank> capture;
+    Positions positions;
+    int64_t num_bounds;
+    Bound<Value>* bounds;  // [outer, tile]
+};
+
+// Bounds of a capture, dimension kDim of which is the position; `outer` counts the elements of its
+// other dimensions, the last one fastest. A warp makes one bound.
 template <int kTile, int kDim, typename T, int kRank, typename Value>
 __global__ void __launch_bounds__(32 * kBoundsWarps)
-    tile_bounds(Capture<T, kRank> capture, Positions positions, int64_t num_bounds,
-                Bound<Value>* bounds) {
+    tile_bounds(const __grid_constant__ BoundsParams<T, kRank, Value> p) {
+    const Capture<T, kRank>& capture = p.capture;
     const int64_t at = int64_t{blockIdx.x} * kBoundsWarps + threadIdx.x / 32;
-    if (at >= num_bounds) return;
-    int64_t outer = at / positions.num_tiles;
+    if (at >= p.num_bounds) return;
+    int64_t outer = at / p.positions.num_tiles;
     const T* data = capture.data;
 #pragma unroll
     for (int dim = kRank - 1; dim >= 0; --dim) {
@@ -51,7 +60,7 @@ __global__ void __launch_bounds__(32 * kBoundsWarps)
         return row < capture.sizes[kDim] ? Value(value_of(data[row * capture.strides[kDim]]))
                                          : Value(0);
     };
-    const Span span = tile_span<kTile>(positions, static_cast<int>(at % positions.num_tiles));
+    const Span span = tile_span<kTile>(p.positions, static_cast<int>(at % p.positions.num_tiles));
     if (span.length == 0) return;  // nobody visits it
     // Lanes without a row of their own repeat the last one.
     const int lane = threadIdx.x % 32;
@@ -65,7 +74,22 @@ __global__ void __launch_bounds__(32 * kBoundsWarps)
         bound.include(other.lo);
         bound.include(other.hi);
     }
-    if (lane == 0) bounds[at] = bound;
+    if (lane == 0) p.bounds[at] = bound;
+}
+
+// Bytes of an array of `count` bounds, with what aligns the next one.
+template <typename Value>
+int64_t bounds_bytes(int64_t count) {
+    return (count * static_cast<int64_t>(sizeof(Bound<Value>)) + 15) / 16 * 16;
+}
+
+// Launches tile_bounds.
+template <int kTile, int kDim, typename T, int kRank, typename Value>
+bool launch_tile_bounds(Arguments& in, DLDevice device, const Capture<T, kRank>& capture,
+                        const Positions& positions, int64_t count, Bound<Value>* bounds) {
+    const BoundsParams<T, kRank, Value> p = {capture, positions, count, bounds};
+    const Grid grid = {(count + kBoundsWarps - 1) / kBoundsWarps, 32 * kBoundsWarps, 0};
+    return launch_kernel<&tile_bounds<kTile, kDim, T, kRank, Value>>(in, device, grid, p);
 }
 
 }  // namespace flashgen

@@ -9,6 +9,7 @@
 namespace flashgen {
 
 struct Fp16 {
+    static constexpr uint32_t kInfinity = 0x7c00;  // its exponent, which NaNs have too
     uint16_t bits;
 
     // Two floats as one register: `lo` in the low half.
@@ -37,6 +38,7 @@ struct Fp16 {
 };
 
 struct Bf16 {
+    static constexpr uint32_t kInfinity = 0x7f80;  // its exponent, which NaNs have too
     uint16_t bits;
 
     static __device__ __forceinline__ uint32_t pack(float lo, float hi) {

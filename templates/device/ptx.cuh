@@ -65,6 +65,23 @@ __device__ __forceinline__ void st_shared_32(uint32_t smem, uint32_t value) {
     asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(smem), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ void st_shared_zero_16(uint32_t smem) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(smem), "r"(0) : "memory");
+}
+
+__device__ __forceinline__ void ld_shared_128(uint32_t (&r)[4], uint32_t smem) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(smem)
+                 : "memory");
+}
+
+__device__ __forceinline__ void st_shared_128(uint32_t smem, const uint32_t (&r)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(smem), "r"(r[0]), "r"(r[1]),
+                 "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
 __device__ __forceinline__ float exp2_approx(float x) {  // 2^x; exp2(-inf) = 0
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));

@@ -59,12 +59,12 @@ struct SmemTile {
         st_shared_32(at(row, col), pair);
     }
 
-    // Starts copying rows [0, kRows) of kHeadDim elements from global memory; rows from
-    // `num_rows` up become zeros, so that nothing past a sequence's end reaches a product.
-    // `source` is thread_source() of the tile's first row.
+    // Starts copying rows [0, kRows) of kHeadDim elements from global memory; rows before
+    // `begin_row` and from `end_row` up become zeros, so that nothing past a sequence's end reaches
+    // a product. `source` is thread_source() of the tile's first row.
     template <int kHeadDim, int kNumThreads, typename Element>
     __device__ __forceinline__ void load_async(const Element* source, int64_t row_stride,
-                                               int num_rows) const {
+                                               int end_row, int begin_row = INT32_MIN) const {
         constexpr int kChunks = kHeadDim / 8;            // of 16 bytes, a row
         constexpr int kRowStep = kNumThreads / kChunks;  // rows that the block copies at once
         const int thread = opaque(threadIdx.x);
@@ -75,7 +75,7 @@ struct SmemTile {
         for (int i = 0; i < (kRows + kRowStep - 1) / kRowStep; ++i) {
             const int row = first_row + i * kRowStep;
             if (kRows % kRowStep == 0 || row < kRows) {
-                cp_async_16(at(row, col), source, row < num_rows);
+                cp_async_16(at(row, col), source, row < end_row && row >= begin_row);
                 source += kRowStep * row_stride;
             }
         }
@@ -111,6 +111,44 @@ struct SmemTile {
         }
     }
 
+    // Zeroes those of the 32 rows from `first_row` up whose bit is set.
+    template <int kNumThreads>
+    __device__ __forceinline__ void clear_rows(int first_row, uint32_t which) const {
+        constexpr int kChunks = kCols / 8;  // of 16 bytes, a row
+        for (int chunk = threadIdx.x; chunk < 32 * kChunks; chunk += kNumThreads) {
+            const int row = chunk / kChunks;
+            if (which >> row & 1 && (kRows % 32 == 0 || first_row + row < kRows)) {
+                st_shared_zero_16(at(first_row + row, chunk % kChunks * 8));
+            }
+        }
+    }
+
+    // Makes zeros of every infinity and NaN among what this thread copied with load_async, once
+    // that has landed.
+    template <typename Element, int kHeadDim, int kNumThreads>
+    __device__ __forceinline__ void clear_non_finite() const {
+        constexpr int kChunks = kHeadDim / 8;
+        constexpr int kRowStep = kNumThreads / kChunks;
+        const int first_row = threadIdx.x / kChunks;
+        const int col = threadIdx.x % kChunks * 8;
+        if (first_row >= kRowStep) return;
+#pragma unroll 1
+        for (int row = first_row; row < kRows; row += kRowStep) {
+            uint32_t words[4];
+            ld_shared_128(words, at(row, col));
+            bool finite = true;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const uint32_t word = words[i];
+                const bool low = (word & Element::kInfinity) != Element::kInfinity;
+                const bool high = (word >> 16 & Element::kInfinity) != Element::kInfinity;
+                words[i] = (low ? word & 0xffffu : 0u) | (high ? word & 0xffff0000u : 0u);
+                finite = finite && low && high;
+            }
+            if (!finite) st_shared_128(at(row, col), words);
+        }
+    }
+
     // Writes rows [0, num_rows) of kHeadDim elements to global memory.
     template <int kHeadDim, int kNumThreads, typename Element>
     __device__ __forceinline__ void store(Element* gmem, int64_t row_stride, int num_rows) const {
@@ -122,12 +160,10 @@ struct SmemTile {
             const int row = chunk / kChunks;
             const int col = chunk % kChunks * 8;
             if (row < num_rows && (kTotal % kNumThreads == 0 || chunk < kTotal)) {
-                uint4 value;
-                asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-                             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                             : "r"(at(row, col))
-                             : "memory");
-                *reinterpret_cast<uint4*>(gmem + row * row_stride + col) = value;
+                uint32_t words[4];
+                ld_shared_128(words, at(row, col));
+                *reinterpret_cast<uint4*>(gmem + row * row_stride + col) = {words[0], words[1],
+                                                                            words[2], words[3]};
             }
         }
     }

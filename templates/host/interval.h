@@ -66,14 +66,16 @@ struct Box {
         return box;
     }
     // kv_idx - q_idx is at least, or at most, a distance: that clips both sides.
-    FLASHGEN_HOST_DEVICE Box distance_from(int64_t distance) const {
+    template <typename T>
+    FLASHGEN_HOST_DEVICE Box distance_from(T distance) const {
         Box box = *this;
         box.least = math::maximum(least, lower_distance(distance));
         box.q_last = math::minimum(q_last, kv_last - box.least);
         box.kv_first = math::maximum(kv_first, q_first + box.least);
         return box;
     }
-    FLASHGEN_HOST_DEVICE Box distance_to(int64_t distance) const {
+    template <typename T>
+    FLASHGEN_HOST_DEVICE Box distance_to(T distance) const {
         Box box = *this;
         box.most = math::minimum(most, upper_distance(distance));
         box.q_first = math::maximum(q_first, kv_first - box.most);

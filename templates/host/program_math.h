@@ -182,11 +182,13 @@ FLASHGEN_HOST_DEVICE float tanh(float x) { return tanhf(x); }
 // Positions are less than 2^30. A bound on kv_idx - q_idx beyond every distance means the same as
 // the first one that no pair of positions reaches, and sums of that one and a position are ints.
 constexpr int kMaxDistance = (1 << 30) - 1;
-FLASHGEN_HOST_DEVICE int lower_distance(int64_t bound) {
-    return static_cast<int>(math::clamp<int64_t>(bound, -kMaxDistance, kMaxDistance + 1));
+template <typename T>
+FLASHGEN_HOST_DEVICE int lower_distance(T bound) {
+    return static_cast<int>(math::clamp<T>(bound, -kMaxDistance, kMaxDistance + 1));
 }
-FLASHGEN_HOST_DEVICE int upper_distance(int64_t bound) {
-    return static_cast<int>(math::clamp<int64_t>(bound, -kMaxDistance - 1, kMaxDistance));
+template <typename T>
+FLASHGEN_HOST_DEVICE int upper_distance(T bound) {
+    return static_cast<int>(math::clamp<T>(bound, -kMaxDistance - 1, kMaxDistance));
 }
 
 }  // namespace flashgen

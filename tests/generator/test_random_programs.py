@@ -104,3 +104,26 @@ def test_tile_classes_are_sound(unit, index, sizes):
             where = (program.mask_text, b, h, i, j, rows, columns)
             assert claimed != 0 or not tile.any(), where
             assert claimed != 2 or tile.all(), where
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 2, 13, 13), (2, 2, 2, 9, 17)])
+@pytest.mark.parametrize("index", range(0, COUNT, 2))
+def test_loop_bounds_hold_every_visible_pair(unit, index, sizes):
+    program, given = unit.programs[index], inputs(index, sizes)
+    mask = unit.elements(index, given)["mask"].bool()
+    for tile in (1, 4, 16):
+        found = unit.ranges(index, given, tile)
+        for b, h in torch.cartesian_prod(*map(torch.arange, mask.shape[:2])).tolist():
+            lines = [*mask[b, h].split(tile), *mask[b, h].t().split(tile)]
+            for (visible, full), rows in zip(found[b, h].tolist(), lines, strict=True):
+                check_range(rows, visible, full, program)
+
+
+def check_range(rows, visible, full, program):
+    """A tile's lines against its two ranges; both are exact where the band is all of the mask."""
+    some, every = (set(m.nonzero().flatten().tolist()) for m in (rows.any(0), rows.all(0)))
+    where = (program.mask_text, visible, full)
+    assert some <= set(range(*visible)), where
+    if program.tile_test is None:
+        assert set(range(*full)) == every, where
+        assert not some or set(range(*visible)) == some, where

@@ -41,7 +41,7 @@ def test_shipped_specs(shipped):
     assert {"d128-bf16-causal", "d64-fp16-causal-dropout", "d192v128-bf16-causal"} <= set(keys)
     assert sum(len(spec.variants) for spec in shipped.specs) == len(keys)  # no key twice
     assert len({spec.name for spec in shipped.specs}) == len(shipped.specs)
-    assert 15 <= len(keys) <= 30  # all are compiled by the checks: keep it to minutes
+    assert 50 <= len(keys) <= 70  # all are compiled by the checks: keep it to minutes
 
 
 def test_each_shipped_spec_says_where_it_comes_from(shipped):
@@ -182,10 +182,10 @@ def test_one_name_in_two_files_stands_for_both(tmp_path):
 def test_thirty_specs_in_a_tenth_of_a_second_without_torch(tmp_path):
     for number in range(30):
         write(tmp_path, f"s{number}.yaml", f"head_dim: {8 + 8 * number}\ndtype: fp16\n")
-    started = time.perf_counter()
-    assert len(Catalogue.load([tmp_path]).specs) > 30
-    # measured: 0.013 s on one core of a server; the room is for a busy one
-    assert time.perf_counter() - started < 0.1
+    started = time.process_time()  # of the CPU: others may keep it busy
+    assert len(Catalogue.load([tmp_path]).specs) > 80  # the shipped ones too
+    # measured: 0.045 s on one core of a server
+    assert time.process_time() - started < 0.1
     code = "import sys, flashgen.runtime.catalogue as c; c.Catalogue.load()\n"
     code += "sys.exit(any(m in sys.modules for m in ('torch', 'tvm_ffi', 'jinja2', 'ninja')))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
@@ -201,13 +201,13 @@ mask: "doc[q_idx] == doc[kv_idx]"
 
 
 def test_a_body_is_found_by_its_key_and_name(tmp_path):
-    write(tmp_path, "documents.yaml", DOCUMENTS)
+    write(tmp_path, "documents.yaml", DOCUMENTS.replace("64", "72"))  # of no shipped body
     catalogue = Catalogue.load([tmp_path])
     entry = catalogue.find_one("documents")
     assert entry.variant.body.captures[0].name == "doc"
     assert catalogue.find_one(entry.key) == entry
     preset, _, body = entry.key.rpartition("-")
-    assert preset == "d64-bf16-causal"
+    assert preset == "d72-bf16-causal"
     assert len(body) == 8
     other = f"{preset}-{'0' * 8}"
     with pytest.raises(SpecError) as caught:
@@ -229,7 +229,7 @@ def test_two_bodies_of_one_hash_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("flashgen.generator.variant.body_hash", lambda body: "0" * 8)
     write(tmp_path, "a.yaml", DOCUMENTS)
     write(tmp_path, "b.yaml", DOCUMENTS.replace("==", "<="))
-    with pytest.raises(SpecError, match=r"b\.yaml:1: expected a mask and score whose hash is no"):
+    with pytest.raises(SpecError, match=r"\.yaml:\d+: expected a mask and score whose hash is no"):
         _ = Catalogue.load([tmp_path]).entries
 
 

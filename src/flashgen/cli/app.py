@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("generate", "Write rendered sources; keep generated/ true."),
     "list": ("list", "List the variants that the specs stand for."),
     "show": ("show", "Explain one variant: spec, plan, source, resources."),
+    "explain": ("explain", "Say what a variant computes, and which tiles it skips."),
     "verify": ("verify", "Run kernels on this machine against an fp64 reference."),
     "schema": ("schema", "Print the JSON Schema of a spec file."),
     "cache": ("cache", "Look after the compiled kernels: ls, du, gc, rm, verify."),
