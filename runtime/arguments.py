@@ -27,9 +27,13 @@ def lse_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def lse_shape(q_shape: torch.Size) -> torch.Size:
+def lse_shape(q_shape: torch.Size) -> tuple[int, ...]:
     """The shape of lse: (batch, num_heads, seqlen_q), or (num_heads, total_q) of packed queries."""
-    return torch.Size((*q_shape[:-3], q_shape[-2], q_shape[-3]))
+    if len(q_shape) == 4:
+        batch, seqlen_q, num_heads, _ = q_shape
+        return batch, num_heads, seqlen_q
+    total_q, num_heads, _ = q_shape
+    return num_heads, total_q
 
 
 def prepare(
@@ -57,14 +61,19 @@ def check_inputs(variant: Variant, q: torch.Tensor, k: torch.Tensor, v: torch.Te
     """Raise an ArgumentError unless q, k and v suit ``variant`` and each other."""
     dtype = TORCH_DTYPES[variant.dtype]
     try:
-        *batch, _, num_heads, head_dim = q.shape
-        *batch_k, seqlen_k, num_heads_kv, head_dim_k = k.shape
+        if variant.layout == "dense":
+            batch, _, num_heads, head_dim = q.shape
+            batch_k, seqlen_k, num_heads_kv, head_dim_k = k.shape
+            v_shape = (batch, seqlen_k, num_heads_kv, variant.head_dim_v)
+            fits = batch == batch_k and v.shape == v_shape
+        else:
+            _, num_heads, head_dim = q.shape
+            total_k, num_heads_kv, head_dim_k = k.shape
+            fits = v.shape == (total_k, num_heads_kv, variant.head_dim_v)
         if (
-            q.dtype == k.dtype == v.dtype == dtype
+            fits
+            and q.dtype == k.dtype == v.dtype == dtype
             and head_dim == head_dim_k == variant.head_dim
-            and batch == batch_k
-            and len(batch) == (variant.layout == "dense")
-            and v.shape == (*batch, seqlen_k, num_heads_kv, variant.head_dim_v)
             and (num_heads == 0 if num_heads_kv == 0 else num_heads % num_heads_kv == 0)
             and q.device == k.device == v.device
         ):
@@ -126,7 +135,9 @@ def _explain_inputs(variant: Variant, q: object, k: object, v: object) -> NoRetu
     )
 
 
-def check_like(key: str, name: str, tensor: object, like: torch.Tensor, shape: torch.Size) -> None:
+def check_like(
+    key: str, name: str, tensor: object, like: torch.Tensor, shape: tuple[int, ...]
+) -> None:
     """Raise an ArgumentError unless ``tensor`` has ``shape`` and the dtype, device of ``like``."""
     where = f"{key}: {name}"
     if not isinstance(tensor, torch.Tensor):

@@ -204,7 +204,7 @@ class Kernel(PassRunner):
         arguments.check_inputs(self.variant, q, k, v)
         extras = self._extras(q, k, captures)
         threshold = arguments.threshold_of(self.variant, dropout_p)
-        out_shape = torch.Size((*q.shape[:-1], v.shape[-1]))
+        out_shape = (*q.shape[:-1], v.shape[-1])
         arguments.check_like(self.key, "dout", dout, q, out_shape)
         arguments.check_like(self.key, "out", out, q, out_shape)
         stats = torch.empty(0, dtype=arguments.lse_dtype(q.dtype), device=q.device)

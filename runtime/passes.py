@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -67,12 +68,17 @@ class PassRunner:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(out, lse) of checked arguments: the operator's implementation."""
         device = q.device
-        out = _empty((*q.shape[:-1], v.shape[-1]), q.dtype, device)
-        lse = _empty(arguments.lse_shape(q.shape), arguments.lse_dtype(q.dtype), device)
-        if out.numel() == 0 or k.shape[-3] == 0:
+        sizes = _sizes(q, k, extras)
+        batch, num_heads, _, rows, columns = sizes
+        dense = q.dim() == 4
+        out_shape = (batch, rows, num_heads, v.shape[3]) if dense else (rows, num_heads, v.shape[2])
+        out = _empty(out_shape, q.dtype, device)
+        lse_shape = (batch, num_heads, rows) if dense else (num_heads, rows)
+        lse = _empty(lse_shape, arguments.lse_dtype(q.dtype), device)
+        if columns == 0 or out.numel() == 0:
             return out.zero_(), self._signature.lse_without_keys(lse, extras)
         compiled = self._compiled(device, "forward")
-        workspace = _workspace(compiled, self._sizes(q, k, extras), device)
+        workspace = _workspace(compiled, sizes, device)
         q, softmax_scale, _ = arguments.positive_scale(q, softmax_scale)
         tensors = [arguments.usable(tensor) for tensor in (q, k, v)]
         scalars = (softmax_scale, dropout_threshold, *extras, *numbers)
@@ -104,7 +110,7 @@ class PassRunner:
             dq, dk, dv = dq.zero_(), dk.zero_(), dv.zero_()
             return dq, dk, dv, *(g.to(t.dtype) for g, t in zip(more, with_grad, strict=True))
         compiled = self._compiled(device, "backward")
-        workspace = _workspace(compiled, self._sizes(q, k, extras), device)
+        workspace = _workspace(compiled, _sizes(q, k, extras), device)
         q, softmax_scale, sign = arguments.positive_scale(q, softmax_scale)
         inputs = [arguments.usable(tensor) for tensor in (dout, q, k, v, out)]
         stats = (lse.contiguous(), None if dlse is None else dlse.contiguous())
@@ -112,13 +118,6 @@ class PassRunner:
         _launch(compiled, device, dq, dk, dv, *inputs, *stats, rng_state, workspace, *scalars)
         dq = dq if sign == 1 else dq.mul_(sign)
         return dq, dk, dv, *(g.to(t.dtype) for g, t in zip(more, with_grad, strict=True))
-
-    def _sizes(
-        self, q: torch.Tensor, k: torch.Tensor, extras: Sequence[torch.Tensor]
-    ) -> tuple[int, ...]:
-        """What a pass's workspace depends on."""
-        batch = q.shape[0] if q.dim() == 4 else extras[0].shape[0] - 1
-        return batch, q.shape[-2], k.shape[-2], q.shape[-3], k.shape[-3]
 
     def _compiled(self, device: torch.device, pass_name: str) -> CompiledPass:
         compiled = self._passes.get((device, pass_name))
@@ -153,10 +152,30 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.empty(shape, dtype=dtype, device=device)
 
 
+def _sizes(
+    q: torch.Tensor, k: torch.Tensor, extras: Sequence[torch.Tensor]
+) -> tuple[int, int, int, int, int]:
+    """(batch or sequences, num_heads, num_heads_kv, queries, keys) of a call."""
+    if q.dim() == 4:
+        batch, seqlen_q, num_heads, _ = q.shape
+        _, seqlen_k, num_heads_kv, _ = k.shape
+        return batch, num_heads, num_heads_kv, seqlen_q, seqlen_k
+    total_q, num_heads, _ = q.shape
+    total_k, num_heads_kv, _ = k.shape
+    return len(extras[0]) - 1, num_heads, num_heads_kv, total_q, total_k
+
+
+@cache
+def _nothing(device: torch.device) -> torch.Tensor:
+    """A workspace of no bytes: most forwards need none, and an allocation takes a microsecond."""
+    return torch.empty(0, dtype=torch.uint8, device=device)
+
+
 def _workspace(
     compiled: CompiledPass, sizes: tuple[int, ...], device: torch.device
 ) -> torch.Tensor:
-    return _empty((compiled.workspace(*sizes),), torch.uint8, device)
+    size = compiled.workspace(*sizes)
+    return _empty((size,), torch.uint8, device) if size else _nothing(device)
 
 
 def _launch(compiled: CompiledPass, device: torch.device, *args: Any) -> None:
