@@ -134,7 +134,7 @@ def _ints(
     if not positions:
         return torch.full(shape, sizes.seqlen_k // 3)
     if len(positions) == 1:
-        return (positions[0] * RUNS // max(1, length))
+        return positions[0] * RUNS // max(1, length)
     return (positions[0] - positions[-1]).abs()
 
 
