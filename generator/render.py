@@ -10,6 +10,8 @@ from pathlib import PurePosixPath
 import jinja2
 
 from .plan import KernelPlan
+from .program import program_for
+from .variant import Variant
 from .version import VERSION
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
@@ -41,6 +43,19 @@ def render(plan: KernelPlan) -> Rendered:
         version=VERSION,
     )
     return Rendered(plan.source_name, text, _headers(text))
+
+
+def render_probe(variant: Variant) -> str:
+    """The source of a function that classifies tiles as ``variant``'s kernels do.
+
+    For `flashgen explain`; the variant's program must have a tile test.
+    """
+    program = program_for(variant)
+    return (
+        environment()
+        .get_template("explain/tiles.cpp.j2")
+        .render(variant=variant, program=program, hooks=program.hooks, version=VERSION)
+    )
 
 
 @cache

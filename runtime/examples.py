@@ -15,6 +15,7 @@ import torch
 
 from ..generator.errors import SpecError
 from ..generator.program import Program, ProgramCapture
+from .captures import CAPTURE_DTYPES
 
 RUNS = 4
 BOOL_SHARE = 16
@@ -74,7 +75,7 @@ def example_for(
     chosen = dict(numbers or {})
     captures = {}
     for capture in program.captures:
-        values = _capture(capture, sizes)
+        values = _capture(capture, sizes).to(CAPTURE_DTYPES[capture.dtype])
         if capture.name in chosen:
             values = torch.full_like(values, chosen.pop(capture.name))
         captures[capture.name] = values
@@ -131,10 +132,10 @@ def _ints(
     positions: list[torch.Tensor], shape: list[int], length: int, sizes: Sizes
 ) -> torch.Tensor:
     if not positions:
-        return torch.full(shape, sizes.seqlen_k // 3, dtype=torch.int32)
+        return torch.full(shape, sizes.seqlen_k // 3)
     if len(positions) == 1:
-        return (positions[0] * RUNS // max(1, length)).to(torch.int32)
-    return (positions[0] - positions[-1]).abs().to(torch.int32)
+        return positions[0] * RUNS // max(1, length)
+    return (positions[0] - positions[-1]).abs()
 
 
 def _floats(

@@ -157,8 +157,9 @@ class _Attention(torch.autograd.Function):
             grads = _Gradients.apply(ctx.call, *tensors)  # type: ignore[no-untyped-call]
         else:
             grads = _run_backward(ctx.call, *tensors)
-        placed = _placed(ctx.call[0], grads[3:], len(extras))
-        return (*grads[:3], None, None, *placed)
+        if not extras:
+            return (*grads, None, None)
+        return (*grads[:3], None, None, *_placed(ctx.call[0], grads[3:], len(extras)))
 
 
 def _run_backward(call: _Call, *tensors: Any) -> tuple[torch.Tensor, ...]:

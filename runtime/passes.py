@@ -27,6 +27,7 @@ class PassRunner:
         key: its name.
         target: what the device it was loaded for runs.
         handle: the string that stands for it in a graph.
+        gradient_slots: places among a call's extra tensors of those that have a gradient.
     """
 
     def __init__(
@@ -43,17 +44,13 @@ class PassRunner:
         self.target: Target = target_of(device)
         self.handle = self.key if family is None else f"{self.key}@{family}"
         self._signature = signature_of(variant)
+        self.gradient_slots = self._signature.gradient_slots
         self._takes_more = bool(self._signature.tensors or self._signature.params)
         self._spec = spec
         self._family = family
         self._passes: dict[tuple[torch.device, str], CompiledPass] = {}
         self._lock = threading.Lock()
         self._load(_indexed(device), passes)
-
-    @property
-    def gradient_slots(self) -> tuple[int, ...]:
-        """Places among a call's extra tensors of those that have a gradient."""
-        return self._signature.gradient_slots
 
     def run_forward(
         self,
@@ -101,23 +98,25 @@ class PassRunner:
         numbers: Sequence[int | float] = (),
     ) -> tuple[torch.Tensor, ...]:
         """(dq, dk, dv, gradients of extras) of checked arguments: the operator's implementation."""
-        device = q.device
+        device, slots = q.device, self.gradient_slots
         dq, dk, dv = (_empty(tuple(t.shape), t.dtype, device) for t in (q, k, v))
-        with_grad = [extras[slot] for slot in self.gradient_slots]
-        more = [_empty(tuple(t.shape), lse.dtype, device) for t in with_grad]
-        if dout.numel() == 0 or k.shape[-3] == 0:
+        more = [_empty(tuple(extras[i].shape), lse.dtype, device) for i in slots] if slots else []
+        sizes = _sizes(q, k, extras)
+        if sizes[4] == 0 or dout.numel() == 0:
             self._signature.gradients_without_keys(more, dlse, extras)
             dq, dk, dv = dq.zero_(), dk.zero_(), dv.zero_()
-            return dq, dk, dv, *(g.to(t.dtype) for g, t in zip(more, with_grad, strict=True))
-        compiled = self._compiled(device, "backward")
-        workspace = _workspace(compiled, _sizes(q, k, extras), device)
-        q, softmax_scale, sign = arguments.positive_scale(q, softmax_scale)
-        inputs = [arguments.usable(tensor) for tensor in (dout, q, k, v, out)]
-        stats = (lse.contiguous(), None if dlse is None else dlse.contiguous())
-        scalars = (softmax_scale, dropout_threshold, *extras, *numbers, *more)
-        _launch(compiled, device, dq, dk, dv, *inputs, *stats, rng_state, workspace, *scalars)
-        dq = dq if sign == 1 else dq.mul_(sign)
-        return dq, dk, dv, *(g.to(t.dtype) for g, t in zip(more, with_grad, strict=True))
+        else:
+            compiled = self._compiled(device, "backward")
+            workspace = _workspace(compiled, sizes, device)
+            q, softmax_scale, sign = arguments.positive_scale(q, softmax_scale)
+            inputs = [arguments.usable(tensor) for tensor in (dout, q, k, v, out)]
+            stats = (lse.contiguous(), None if dlse is None else dlse.contiguous())
+            scalars = (softmax_scale, dropout_threshold, *extras, *numbers, *more)
+            _launch(compiled, device, dq, dk, dv, *inputs, *stats, rng_state, workspace, *scalars)
+            dq = dq if sign == 1 else dq.mul_(sign)
+        if not more:
+            return dq, dk, dv
+        return dq, dk, dv, *(g.to(extras[i].dtype) for g, i in zip(more, slots, strict=True))
 
     def _compiled(self, device: torch.device, pass_name: str) -> CompiledPass:
         compiled = self._passes.get((device, pass_name))

@@ -27,21 +27,32 @@ class TileMap:
         tile_n: keys of a tile.
         visible: share of each tile's elements that the mask lets through, fp64
             (q tiles, kv tiles): counted, element by element.
-
-    A kernel that judges tiles by intervals may take an empty or full tile for a partial one where
-    these can't tell, as in 2-D neighbourhoods and unsorted documents; never the other way.
+        kernel: classes that a kernel gives to the tiles, uint8 (q tiles, kv tiles); None where
+            they are the counted ones, or unknown. Judging by intervals, it may take an empty or
+            full tile for a partial one, as in 2-D neighbourhoods; never the other way.
     """
 
     sizes: Sizes
     tile_m: int
     tile_n: int
     visible: torch.Tensor
+    kernel: torch.Tensor | None = None
 
     @property
-    def classes(self) -> torch.Tensor:
+    def counted(self) -> torch.Tensor:
         """EMPTY, PARTIAL or FULL of each tile, uint8 (q tiles, kv tiles)."""
         partial = torch.full_like(self.visible, PARTIAL, dtype=torch.uint8)
         return partial.masked_fill(self.visible == 0, EMPTY).masked_fill(self.visible == 1, FULL)
+
+    @property
+    def classes(self) -> torch.Tensor:
+        """The kernel's classes where they are known, else the counted ones."""
+        return self.counted if self.kernel is None else self.kernel
+
+    @property
+    def unseen(self) -> int:
+        """How many empty or full tiles the kernel takes for partial ones."""
+        return int((self.classes != self.counted).sum())
 
     def share(self, number: int) -> float:
         """The share of the tiles whose class is ``number``; 0 where there are none."""

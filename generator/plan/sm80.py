@@ -326,15 +326,18 @@ def _forward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     48 keys 298, 32 keys 269, 64 rows x 64 keys 250 (three resident 273), 8 warps 234 (2026-12).
 
     A program's loads are in flight for several elements at once, which takes registers: one row
-    block a warp where the score reads a tensor at each element, and from sm100 up, whose compiler
-    asks for more of them ahead, where anything is read at a row or a column.
+    block a warp where the score reads a tensor at each element (with nvcc 13.0, 60 bytes spill at
+    d80 else) or, above 96 columns, at a row or a column (4 bytes at d128); and there from sm100 up,
+    whose compiler asks for more of them ahead, where the mask does.
     """
     columns = max(variant.head_dim, variant.head_dim_v)
     reads = _read_levels(program_for(variant))
     shapes = [(128, 64, 4), (128, 32, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4)]
     if columns > 128:
         shapes = [(128, 64, 8), (64, 64, 4), (64, 32, 4)]
-    elif columns > 96 and ("score" in reads or (reads and target.capability >= (10, 0))):
+    elif (columns > 64 and "score" in reads) or (
+        columns > 96 and ("line" in reads or (reads and target.capability >= (10, 0)))
+    ):
         shapes.insert(0, shapes.pop(2))
     elif columns > 96 and variant.dropout:  # 64 keys and random bits spill
         del shapes[0]
@@ -343,14 +346,19 @@ def _forward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
 
 
 def _read_levels(program: Program) -> frozenset[str]:
-    """How fine the program's reads of tensors are: "position", and "score" for its elements'."""
+    """How fine the program's reads of tensors are.
+
+    "position" where any is of a row or a column, "line" where the score has such a read, "score"
+    where it has one of both.
+    """
     found = set()
     for root in (program.mask, program.score):
         for node in () if root is None else walk(root):
             if isinstance(node, Load):
                 names = {n.id for n in walk(node) if isinstance(n, Name)} & {"q_idx", "kv_idx"}
                 found |= {"position"} if names else set()
-                found |= {"score"} if root is program.score and len(names) == 2 else set()
+                if root is program.score and names:
+                    found.add("score" if len(names) == 2 else "line")
     return frozenset(found)
 
 
@@ -366,7 +374,8 @@ def _backward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
         shapes = [(64, 8, 1, 2), (32, 8, 1, 2), (32, 4, 1, 2), (32, 4, 1, 1)]
         program = program_for(variant)
         plain = program.score is None and not _walks_tiles(program)
-        older = target.capability < (9, 0) and program.mask is None
+        unmasked = program.mask is None or bool(program.params)  # params: a register too many
+        older = target.capability < (9, 0) and unmasked
         if columns > 112 and (older or not plain):
             shapes[:2] = shapes[1::-1]  # 64 queries spill, one register if plain; nvcc 13.0
         if columns > 112 and target.capability >= (9, 0) and _has_wide_gradient(program):

@@ -100,6 +100,28 @@ def test_numbers_of_the_example(run):
     assert unknown.exit_code == exits.BAD_INPUT and "got 'window'" in unknown.stderr
 
 
+def test_tiles_that_intervals_cannot_tell_are_said(run):
+    """Ancestors are a matrix: some tiles have none, which no interval shows."""
+    arguments = ("--seqlen-q", 256, "--tile", 32)
+    assert "tiles are empty or full, but intervals can't tell" in explained(run, "tree", *arguments)
+    assert "intervals" not in explained(run, "document", *arguments)
+
+
+def test_queries_and_keys_that_share_a_capture_are_as_many(run):
+    result = run("explain", "document", "--seqlen-q", 100, "--seqlen-k", 200)
+    assert result.exit_code == exits.BAD_INPUT
+    assert "reads doc at both, got 100 and 200" in result.stderr
+
+
+def test_without_a_compiler_tiles_are_counted(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    file = tmp_path / "new.yaml"
+    file.write_text('head_dim: 8\ndtype: fp32\nmask: "q_idx // 37 == kv_idx // 37"\n')
+    result = run("explain", file, "--seqlen-q", 256)
+    assert result.exit_code == exits.OK and "note: tiles are counted" in result.stderr
+    assert "0.0% of the work is skipped" in result.stdout
+
+
 def test_png(run, tmp_path):
     from PIL import Image
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..generator.errors import SpecError, ToolchainError
 from ..generator.ir import Expr, Named, to_text
 from ..generator.ir.types import walk
 from ..generator.program import Program, program_for
 from ..generator.spec import Spec
+from ..generator.variant import Variant
 from ..runtime.catalogue import Catalogue, CatalogueEntry, read_spec_file
 from .options import json_option, print_json, specs_option
 
@@ -72,10 +75,8 @@ def command(
     """Say what a variant computes: its spec, mask, score and derivatives; and the tiles it skips.
 
     The tiles are those of one head and one sequence of 2048 queries and keys, or as many as
-    given, judged element by element: empty ones cost nothing, full ones skip the mask. A kernel
-    judges by intervals, and may take such a tile for a partial one where these can't tell, as in
-    2-D neighbourhoods and unsorted documents. What captures hold decides too, so an example is
-    made up:
+    given, as a kernel classifies them: empty ones cost nothing, full ones skip the mask. What
+    captures hold decides too, so an example is made up:
 
     \b
     an int capture along a sequence    0, 1, 2, 3, each for a quarter of it
@@ -101,7 +102,7 @@ def command(
     shown = []
     for entry in entries:
         program = program_for(entry.variant)
-        tiles = _tiles(program, seqlen_q, seqlen_k or seqlen_q, tile, numbers)
+        tiles = _tiles(entry.variant, seqlen_q, seqlen_k or seqlen_q, tile, numbers)
         shown.append((entry, program, tiles))
         if png is not None:
             from ..runtime.picture import draw_tiles, save_png
@@ -116,14 +117,32 @@ def command(
 
 
 def _tiles(
-    program: Program, seqlen_q: int, seqlen_k: int, tile: int, numbers: dict[str, int | float]
+    variant: Variant, seqlen_q: int, seqlen_k: int, tile: int, numbers: dict[str, int | float]
 ) -> TileMap:
-    """The tiles of an example; torch is imported here, so that --help answers at once."""
+    """The tiles of an example; torch is imported here, so that --help answers at once.
+
+    Raises:
+        SpecError: when ``numbers`` names what isn't there, or the lengths must be equal.
+    """
+    from ..runtime.captures import signature_of
     from ..runtime.examples import Sizes, example_for
+    from ..runtime.tile_classes import kernel_classes
     from ..runtime.tilemap import tile_map
 
-    sizes = Sizes(seqlen_q, seqlen_k)
-    return tile_map(program, example_for(program, sizes, numbers), sizes, tile, tile)
+    paired = signature_of(variant).paired
+    if paired and seqlen_q != seqlen_k:
+        raise SpecError(
+            f"explain: expected as many queries as keys, since the mask or score reads {paired[0]} "
+            f"at both, got {seqlen_q} and {seqlen_k}. Leave out --seqlen-k."
+        )
+    program, sizes = program_for(variant), Sizes(seqlen_q, seqlen_k)
+    example = example_for(program, sizes, numbers)
+    tiles = tile_map(program, example, sizes, tile, tile)
+    try:
+        return replace(tiles, kernel=kernel_classes(variant, example, sizes, tile, tile))
+    except ToolchainError as error:
+        click.echo(f"note: tiles are counted, not a kernel's classes: {error}", err=True)
+        return tiles
 
 
 def _lines(entry: CatalogueEntry, program: Program, tiles: TileMap) -> Iterator[str]:
@@ -162,12 +181,22 @@ def _tile_lines(tiles: TileMap) -> Iterator[str]:
             ),
             f"{tiles.share(0):.1%} of the work is skipped; "
             f"{tiles.visible_share:.1%} of all (query, key) pairs are visible",
+            *_unseen_lines(tiles),
         ],
     )
     lines = tiles.lines()
     if lines and len(lines[0]) > MAX_COLUMNS:
         lines = [f"(a map of {len(lines[0])} columns is not printed: give a larger --tile)"]
     yield from _section("", lines)
+
+
+def _unseen_lines(tiles: TileMap) -> Iterator[str]:
+    """What intervals can't tell, where there is such a thing."""
+    if tiles.unseen:
+        yield (
+            f"{tiles.unseen} of {tiles.counted.numel()} tiles are empty or full, but intervals "
+            "can't tell: they are visited as partial ones"
+        )
 
 
 def _section(label: str, lines: list[str]) -> Iterator[str]:
@@ -260,6 +289,7 @@ def _as_data(entry: CatalogueEntry, program: Program, tiles: TileMap) -> dict[st
             "partial": tiles.share(1),
             "full": tiles.share(2),
             "visible": tiles.visible_share,
+            "unseen": tiles.unseen,
             "map": tiles.lines(),
         },
     }
