@@ -278,7 +278,10 @@ void backward_queries(QueryScratch& s, const Call& call, const Task& task) {
 
     const Acc scale = static_cast<Acc>(a.softmax_scale);
     const auto dq = rows_of<Element>(a.dq, sequence.batch, h, sequence.q_start);
-    store_panels<Panel, kHeadDim>(s.dq, dq, q_begin, queries, [=](int) { return scale; });
+    const Acc* lse = a.lse.as<const Acc>() + first_stat(a, sequence, h) + q_begin;
+    store_panels<Panel, kHeadDim>(s.dq, dq, q_begin, queries, [=](int i) {
+        return lse[i] == -std::numeric_limits<Acc>::infinity() ? Acc{0} : scale;
+    });
 }
 
 // ---- dk, dv: keys on lanes, so scores are S, and dk and dv are dK^T, dV^T until stored ----

@@ -34,6 +34,7 @@ class FixedSums {
         size_ = size;
         // Small ones have a copy for each thread; a large one is shared, as threads seldom meet.
         copies_ = size * threads <= kMaxPrivate ? threads : 1;
+        shared_ = copies_ < threads;
         std::fill_n(out, size, Acc{0});
         return largest_.allocate(threads * kApart) && sums_.allocate(copies_ * size * kLimbs);
     }
@@ -105,15 +106,16 @@ class FixedSums {
         return result;
     }
     void increase(int64_t* sum, int64_t by) const {
-        if (copies_ > 1) {
-            *sum += by;
-        } else {
+        if (shared_) {
             __atomic_fetch_add(sum, by, __ATOMIC_RELAXED);
+        } else {
+            *sum += by;
         }
     }
 
     Acc* out_ = nullptr;
     int64_t size_ = 0, copies_ = 0;
+    bool shared_ = false;
     double scale_ = 1, low_scale_ = 1;
     Buffer<Acc> largest_;
     Buffer<int64_t> sums_;

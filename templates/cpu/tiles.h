@@ -65,7 +65,8 @@ inline void load_panels(Rows<Element> rows, int64_t begin, int count, Acc* panel
     }
 }
 
-// The inverse of load_panels, times factor(i), rounded to the tensor's elements.
+// The inverse of load_panels, times factor(i), rounded to the tensor's elements. A factor of 0
+// gives 0, whatever a sum of 0 * NaN has made of the row.
 template <typename Panel, int kHeadDim, typename Element, typename Acc, typename Factor>
 inline void store_panels(const Acc* panels, Rows<Element> rows, int64_t begin, int count,
                          Factor factor) {
@@ -74,7 +75,9 @@ inline void store_panels(const Acc* panels, Rows<Element> rows, int64_t begin, i
         const Acc* lane =
             panels + i / Panel::kWidth * (kHeadDim * Panel::kWidth) + i % Panel::kWidth;
         const Acc times = factor(i);
-        for (int d = 0; d < kHeadDim; ++d) row[d] = lane[d * Panel::kWidth] * times;
+        for (int d = 0; d < kHeadDim; ++d) {
+            row[d] = times == 0 ? Acc{0} : lane[d * Panel::kWidth] * times;
+        }
         narrow_row(row, kHeadDim, rows.row(begin + i));
     }
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernel_unit import poisoned
 
 import flashgen
 from flashgen.generator.arch import parse_target
@@ -53,13 +54,6 @@ def cpu_cache(tmp_path_factory):
             cache=Cache(root),
         )
         yield root
-
-
-def poisoned(shape, dtype, device):
-    """Memory whose every float is NaN, so that what a kernel leaves unwritten is seen."""
-    if dtype == torch.uint8:
-        return torch.full(shape, 0xFF, dtype=dtype, device=device)
-    return torch.full(shape, math.nan, dtype=dtype, device=device)
 
 
 def load(key):
