@@ -159,7 +159,8 @@ class Sm80ForwardPlan(Sm80Plan):
         """Whether the row statistics leave their registers between two steps."""
         if self.variant.layout == "varlen" and self.target.capability >= (10, 0):
             return True  # else it spills there; on sm90 it spills with them
-        return self.program.score is not None or self.program.tile_test is not None
+        reads = self.program.tile_test is not None and bool(self.program.captures)
+        return self.program.score is not None or reads
 
     @property
     def registers_estimate(self) -> int:

@@ -1,8 +1,8 @@
 // Which tiles a kernel visits where a program's mask is more than a band of diagonals.
 //
 // The 32 lanes of a warp classify 32 tiles at once, each with interval arithmetic over a whole
-// tile, and keep one register of it each: whether a tile is worth a visit, and whether it needs the
-// mask, is then a ballot away. Every warp of a block finds the same, without a word to the others.
+// tile, and two ballots make bits of it: which tiles are worth a visit, and which need no mask.
+// Every warp of a block finds the same, without a word to the others.
 #pragma once
 
 namespace flashgen {
@@ -30,7 +30,7 @@ class TileWalk {
         to_ = to;
         if (any()) {
             look(lane, classify);
-            seek(visible(), lane, classify);
+            seek(visible_, lane, classify);
         }
     }
 
@@ -38,28 +38,25 @@ class TileWalk {
 
     // Whether every element of the tile is visible.
     __device__ __forceinline__ bool full() const {
-        return __ballot_sync(0xffffffff, class_ == Class::kFull) >> (tile % 32) & 1;
+        return full_ >> (tile % 32) & 1;
     }
 
     template <typename Classify>
     __device__ __forceinline__ void next(int lane, Classify classify) {
         // Shifted twice: 32 at once is no shift.
         const unsigned ahead = kStep > 0 ? ~0u << (tile % 32) << 1 : (1u << (tile % 32)) - 1;
-        seek(visible() & ahead, lane, classify);
+        seek(visible_ & ahead, lane, classify);
     }
 
   private:
-    // Of the 32 tiles around `tile`, those to visit.
-    __device__ __forceinline__ unsigned visible() const {
-        return __ballot_sync(0xffffffff, class_ != Class::kEmpty);
-    }
-
     // Classifies the 32 tiles around `tile`, none before it and none behind the last.
     template <typename Classify>
     __device__ __forceinline__ void look(int lane, Classify classify) {
         const int mine = tile / 32 * 32 + lane;
         const bool ahead = kStep > 0 ? mine >= tile && mine <= to_ : mine <= tile && mine >= to_;
-        class_ = ahead ? classify(mine) : Class::kEmpty;
+        const Class found = ahead ? classify(mine) : Class::kEmpty;
+        visible_ = __ballot_sync(0xffffffff, found != Class::kEmpty);
+        full_ = __ballot_sync(0xffffffff, found == Class::kFull);
     }
 
     // Moves to the first of `candidates` in walking order, or of the tiles behind these 32.
@@ -69,13 +66,13 @@ class TileWalk {
             tile = kStep > 0 ? tile / 32 * 32 + 32 : tile / 32 * 32 - 1;
             if (!any()) return;
             look(lane, classify);
-            candidates = visible();
+            candidates = visible_;
         }
         tile = tile / 32 * 32 + (kStep > 0 ? __ffs(candidates) - 1 : 31 - __clz(candidates));
     }
 
     int to_;
-    Class class_;  // of this lane's tile: number tile / 32 * 32 + lane
+    unsigned visible_, full_;  // bit i: of tile number tile / 32 * 32 + i
 };
 
 }  // namespace flashgen
