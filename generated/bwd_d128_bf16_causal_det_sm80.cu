@@ -422,8 +422,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         if (threadIdx.x < kTileM) {
             const int row = opaque(threadIdx.x);
             const uint32_t offset = (stage * kTileM + row) * sizeof(float);
-            cp_async_4(smem_base + kLseOffset + offset, p.lse + stats_row(p, here, h, q_begin + row),
-                       row < num_rows);
+            cp_async_4(smem_base + kLseOffset + offset,
+                       p.lse + stats_row(p, here, h, q_begin + row), row < num_rows);
             cp_async_4(smem_base + kDeltaOffset + offset,
                        p.delta + stats_tile(p, here, h, tile) * kTileM + row, true);
         }

@@ -425,8 +425,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         if (threadIdx.x < kTileM) {
             const int row = opaque(threadIdx.x);
             const uint32_t offset = (stage * kTileM + row) * sizeof(float);
-            cp_async_4(smem_base + kLseOffset + offset, p.lse + stats_row(p, here, h, q_begin + row),
-                       row < num_rows);
+            cp_async_4(smem_base + kLseOffset + offset,
+                       p.lse + stats_row(p, here, h, q_begin + row), row < num_rows);
             cp_async_4(smem_base + kDeltaOffset + offset,
                        p.delta + stats_tile(p, here, h, tile) * kTileM + row, true);
         }
@@ -457,8 +457,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
         const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
         const Head head = head_of(p, sequence, h);
-        const Dropout dropout =
-            dropout_for(p.rng_state, p.head_index + sequence.b * p.num_heads + h, p.dropout_threshold);
+        const Dropout dropout = dropout_for(
+            p.rng_state, p.head_index + sequence.b * p.num_heads + h, p.dropout_threshold);
         if (dropout.active()) {
             draw_keep_bits(keep_smem, dropout, q_begin, kv_begin, warp, lane);
         }
