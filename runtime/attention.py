@@ -130,14 +130,31 @@ def _given(
     return found
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _signature(key: str) -> Signature:
+    """How calls of the variant of ``key`` are made; a constant to torch.compile."""
+    if torch.compiler.is_compiling():
+        from .constants import constant_signature
+
+        return constant_signature(key)
+    return find_signature(key)
+
+
+def _handle(key: str, device: str) -> str:
+    """The handle of the kernel of ``key``, ready for ``device``; a constant to torch.compile."""
+    if torch.compiler.is_compiling():
+        from .constants import constant_handle
+
+        return constant_handle(key, device)
+    return find_handle(key, device)
+
+
+def find_signature(key: str) -> Signature:
+    """How calls of the variant of ``key`` are made."""
     return signature_of(parse_key(key))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _handle(key: str, device: str) -> str:
-    """The handle of the kernel of ``key``, ready for ``device``; a constant to torch.compile."""
+def find_handle(key: str, device: str) -> str:
+    """The handle of the kernel of ``key``, built and loaded for ``device``."""
     return _kernel(key, device).handle
 
 

@@ -2,7 +2,7 @@
 
     <root>/<target>/<name>-<fingerprint>-<unique>/   source, headers, library, build.log, manifest
     <root>/pointers/<target>/<family>/<pass>/<key>@<source>-<compiler>.json
-    <root>/{locks,batches,templates,toolchain}/      helpers, safe to delete when nothing runs
+    <root>/{locks,batches,templates,toolchain,specs}/  helpers, safe to delete when nothing runs
 
 An artifact's directory is written once and never again: its manifest comes last, then the pointer
 is replaced. So a lookup needs no lock, and a rebuilt binary has a new path, which a process that
@@ -25,6 +25,7 @@ from . import knobs, paths
 from .atomic import sync, write_atomic
 from .manifest import LAYOUT, MANIFEST_NAME, Manifest, Pointer, combined_fingerprint, encode, sha256
 from .ptxas import KernelResources
+from .spec_index import INDEX
 from .unit import Unit
 
 POINTERS = "pointers"
@@ -32,7 +33,7 @@ LOCKS = "locks"
 BATCHES = "batches"
 TEMPLATES = "templates"
 TOOLCHAIN = "toolchain"
-SERVICE_DIRECTORIES = (POINTERS, LOCKS, BATCHES, TEMPLATES, TOOLCHAIN)
+SERVICE_DIRECTORIES = (POINTERS, LOCKS, BATCHES, TEMPLATES, TOOLCHAIN, INDEX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ..generator.spec import Spec, load_specs
 from ..generator.variant import Variant, canonical_key, is_key, parse_key
 from ..generator.yaml_source import decode
 from . import knobs, paths
+from .spec_index import SpecIndex, state_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,7 @@ class Catalogue:
         Raises:
             SpecError: on the first spec that is wrong, or a folder that isn't there.
         """
-        places = (paths.shipped_specs(), *knobs.SPECS.get(), *extra)
-        files = dict.fromkeys(file for place in places for file in _spec_files(place))
-        return cls(tuple(spec for file in files for spec in read_spec_file(file)))
+        return cls(tuple(spec for file in _all_files(extra) for spec in read_spec_file(file)))
 
     @cached_property
     def entries(self) -> tuple[CatalogueEntry, ...]:
@@ -148,6 +147,32 @@ class Catalogue:
         )
 
 
+def find_one(name: str, extra: Iterable[Path] = ()) -> CatalogueEntry:
+    """`Catalogue.load(extra).find_one(name)`, reading only the files that may list ``name``.
+
+    Raises:
+        SpecError: as these two.
+    """
+    extra = tuple(extra)
+    index = SpecIndex.read()
+    specs: list[Spec] = []
+    read = []
+    for file in _all_files(extra):
+        known = index.known(file)
+        if known is not None and not known.lists(name):
+            continue
+        state = state_of(file)
+        found = read_spec_file(file)
+        specs += found
+        if known is None:
+            read.append((file, state, found))
+    index.remember(read)
+    try:
+        return Catalogue(tuple(specs)).find_one(name)
+    except SpecError:
+        return Catalogue.load(extra).find_one(name)  # or all names there are, to say what is near
+
+
 def _check_same(one: CatalogueEntry, other: CatalogueEntry) -> None:
     """One key is one function: the eight digits of a body's hash could, in theory, be two's."""
     bodies = one.variant.body, other.variant.body
@@ -175,6 +200,12 @@ def read_spec_file(file: Path) -> tuple[Spec, ...]:
         reason = getattr(error, "strerror", None) or str(error)
         raise SpecError(f"{file}: expected a readable YAML file, got: {reason}.") from None
     return load_specs(decode(data, str(file)), str(file))
+
+
+def _all_files(extra: Iterable[Path]) -> Iterable[Path]:
+    """Every spec file at hand, once, in the order of reading."""
+    places = (paths.shipped_specs(), *knobs.SPECS.get(), *extra)
+    return dict.fromkeys(file for place in places for file in _spec_files(place))
 
 
 def _spec_files(place: Path) -> Iterator[Path]:

@@ -13,7 +13,7 @@ from ..generator.variant import PASSES, Variant
 from . import arguments, ops
 from .block_mask import block_mask
 from .captures import NO_EXTRAS, Extras, refuse_lost_gradients
-from .catalogue import Catalogue
+from .catalogue import find_one
 from .devices import best_device
 from .passes import PassRunner
 
@@ -64,7 +64,7 @@ def load(
         SpecError: when ``name`` is unknown or stands for several variants, which it lists.
         PlanError, ToolchainError, CompileError, CacheError: when building or loading fails.
     """
-    entry = Catalogue.load(Path(place) for place in specs).find_one(name)
+    entry = find_one(name, (Path(place) for place in specs))
     place = best_device() if device is None else torch.device(device)
     return Kernel(entry.variant, place, spec=entry.spec, family=family)
 

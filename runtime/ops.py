@@ -1,35 +1,20 @@
-"""Compiled passes -> differentiable torch operators, in eager mode and under torch.compile.
+"""Compiled passes -> differentiable calls, in eager mode and under torch.compile.
 
 Eager calls go through an autograd.Function. Traced calls (torch.compile, fake tensors) go through
-one dispatcher operator per pass, which costs more per call but can be put in a graph. Both end in
-the same two methods of a Runner.
+the dispatcher operators of `operators`, which cost more per call but can be put in a graph. Both
+end in the same two methods of a Runner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.autograd.function import FunctionCtx
 
 from ..generator.errors import FlashgenError
-from .arguments import lse_dtype, lse_shape
 
-NAMESPACE = "flashgen"
-_ARGUMENTS = (
-    "str kernel, float softmax_scale, int dropout_threshold, Tensor[] extras, Scalar[] numbers"
-)
-FORWARD_SCHEMA = (
-    f"forward(Tensor q, Tensor k, Tensor v, Tensor? rng_state, {_ARGUMENTS}) "
-    "-> (Tensor out, Tensor lse)"
-)
-BACKWARD_SCHEMA = (
-    "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
-    f"Tensor? rng_state, {_ARGUMENTS}) -> (Tensor dq, Tensor dk, Tensor dv, "
-    "Tensor[] captured)"
-)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -79,8 +64,7 @@ _runners: dict[str, Runner] = {}
 
 
 def register(runner: Runner) -> None:
-    """Make ``runner`` the one that its handle stands for, and the operators exist."""
-    _library()
+    """Make ``runner`` the one that its handle stands for."""
     _runners[runner.handle] = runner
 
 
@@ -101,11 +85,11 @@ def attend(
     """
     scalars = (softmax_scale, dropout_threshold)
     if torch.compiler.is_compiling() or type(q) not in _PLAIN_TENSORS:
+        from . import operators  # here: registering them imports most of torch.compile
+
         handle = runner if isinstance(runner, str) else runner.handle
-        more = (list(extras), list(numbers))
-        result = torch.ops.flashgen.forward(q, k, v, rng_state, handle, *scalars, *more)
-        return result[0], result[1]
-    runner = _runner(runner) if isinstance(runner, str) else runner
+        return operators.forward(q, k, v, rng_state, handle, *scalars, extras, numbers)
+    runner = runner_of(runner) if isinstance(runner, str) else runner
     if torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -159,7 +143,7 @@ class _Attention(torch.autograd.Function):
             grads = _run_backward(ctx.call, *tensors)
         if not extras:
             return (*grads, None, None)
-        return (*grads[:3], None, None, *_placed(ctx.call[0], grads[3:], len(extras)))
+        return (*grads[:3], None, None, *placed(ctx.call[0], grads[3:], len(extras)))
 
 
 def _run_backward(call: _Call, *tensors: Any) -> tuple[torch.Tensor, ...]:
@@ -168,12 +152,12 @@ def _run_backward(call: _Call, *tensors: Any) -> tuple[torch.Tensor, ...]:
     return runner.run_backward(*tensors[:8], *scalars, tensors[8:], numbers)  # type: ignore[call-arg]
 
 
-def _placed(runner: Runner, grads: Sequence[torch.Tensor], count: int) -> list[torch.Tensor | None]:
+def placed(runner: Runner, grads: Sequence[torch.Tensor], count: int) -> list[torch.Tensor | None]:
     """``grads`` at the places of their tensors among ``count`` extras."""
-    placed: list[torch.Tensor | None] = [None] * count
+    result: list[torch.Tensor | None] = [None] * count
     for slot, grad in zip(runner.gradient_slots, grads, strict=True):
-        placed[slot] = grad
-    return placed
+        result[slot] = grad
+    return result
 
 
 class _Gradients(torch.autograd.Function):
@@ -193,7 +177,7 @@ class _Gradients(torch.autograd.Function):
         )
 
 
-def _runner(handle: str) -> Runner:
+def runner_of(handle: str) -> Runner:
     """The runner of ``handle``; loaded where a graph of another process names it."""
     if handle not in _runners:
         from .kernel import load
@@ -201,91 +185,3 @@ def _runner(handle: str) -> Runner:
         key, _, family = handle.partition("@")
         load(key, family=family or None)
     return _runners[handle]
-
-
-@cache
-def _library() -> torch.library.Library:
-    """The operators ``flashgen::forward`` and ``flashgen::backward``, defined on first use."""
-    library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
-    library.define(FORWARD_SCHEMA)  # type: ignore[no-untyped-call]
-    library.define(BACKWARD_SCHEMA)  # type: ignore[no-untyped-call]
-    for device_key in ("CPU", "CUDA"):
-        library.impl("forward", _forward, device_key)  # type: ignore[no-untyped-call]
-        library.impl("backward", _backward, device_key)  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"{NAMESPACE}::forward", _fake_forward, lib=library)
-    torch.library.register_fake(f"{NAMESPACE}::backward", _fake_backward, lib=library)
-    torch.library.register_autograd(
-        f"{NAMESPACE}::forward", _traced_backward, setup_context=_save, lib=library
-    )
-    return library
-
-
-def _forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rng_state: torch.Tensor | None,
-    kernel: str,
-    softmax_scale: float,
-    dropout_threshold: int,
-    extras: Sequence[torch.Tensor],
-    numbers: Sequence[int | float],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    scalars = (softmax_scale, dropout_threshold)
-    return _runner(kernel).run_forward(q, k, v, rng_state, *scalars, extras, numbers)
-
-
-def _backward(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dlse: torch.Tensor | None,
-    rng_state: torch.Tensor | None,
-    kernel: str,
-    softmax_scale: float,
-    dropout_threshold: int,
-    extras: Sequence[torch.Tensor],
-    numbers: Sequence[int | float],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    tensors = (dout, q, k, v, out, lse, dlse, rng_state)
-    scalars = (softmax_scale, dropout_threshold)
-    dq, dk, dv, *captured = _runner(kernel).run_backward(*tensors, *scalars, extras, numbers)
-    return dq, dk, dv, captured
-
-
-def _fake_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    return out, q.new_empty(lse_shape(q.shape), dtype=lse_dtype(q.dtype))
-
-
-def _fake_backward(
-    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    kernel, extras = rest[4], rest[7]
-    captured = [extras[slot] for slot in _runner(kernel).gradient_slots]
-    dq, dk, dv, *more = (t.new_empty(t.shape) for t in (q, k, v, *captured))
-    return dq, dk, dv, more
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, rng_state, *ctx.scalars, extras, ctx.numbers = inputs
-    ctx.save_for_backward(q, k, v, *output, rng_state, *extras)
-    ctx.set_materialize_grads(False)
-
-
-def _traced_backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> Any:
-    q, k, v, out, lse, rng_state, *extras = ctx.saved_tensors
-    if dout is None:
-        dout = torch.zeros_like(out)
-    *grads, captured = torch.ops.flashgen.backward(
-        dout, q, k, v, out, lse, dlse, rng_state, *ctx.scalars, extras, ctx.numbers
-    )
-    placed = _placed(_runner(ctx.scalars[0]), captured, len(extras))
-    # torch takes an empty list for one of tensors, and wants its like back
-    no_numbers: list[None] | None = None if ctx.numbers else []
-    return (*grads, None, None, None, None, placed, no_numbers)

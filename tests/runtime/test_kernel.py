@@ -14,7 +14,10 @@ import torch
 import flashgen
 from flashgen.generator.errors import ArgumentError, PlanError, SpecError, TargetError
 from flashgen.generator.variant import PASSES, parse_key
-from flashgen.runtime import ops
+from flashgen.runtime import (
+    operators,  # noqa: F401  (registers them)
+    ops,
+)
 from flashgen.runtime import passes as passes_module
 from flashgen.runtime.verify import Shape, compare_call
 
@@ -313,6 +316,19 @@ def test_operators_are_sound_on_a_real_kernel(kernel):
 
 
 LAZY = "import sys, flashgen; assert 'torch' not in sys.modules; flashgen.load; import torch"
+
+
+LOAD = """
+import sys, torch, flashgen
+kernel = flashgen.load("{key}", "cpu")
+q, k, v = (torch.zeros(1, 3, 1, 16, requires_grad=True) for _ in range(3))
+kernel(q, k, v).sum().backward()
+sys.exit(any(name in sys.modules for name in ("torch._dynamo", "sympy")))
+"""
+
+
+def test_loading_and_calling_do_not_import_the_compiler_of_torch(kernel):
+    subprocess.run([sys.executable, "-c", LOAD.format(key=KEY)], check=True, timeout=60)
 
 
 def test_importing_flashgen_does_not_import_torch():

@@ -12,7 +12,10 @@ from flashgen.generator.arch import parse_target
 from flashgen.generator.errors import ArgumentError
 from flashgen.generator.spec import load_specs
 from flashgen.generator.variant import PASSES
-from flashgen.runtime import ops
+from flashgen.runtime import (
+    operators,  # noqa: F401  (registers them)
+    ops,
+)
 from flashgen.runtime import passes as passes_module
 from flashgen.runtime.build import BuildRequest, build
 from flashgen.runtime.cache import Cache

@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from flashgen.generator.errors import FlashgenError
-from flashgen.runtime import ops, reference
+from flashgen.runtime import (
+    operators,  # noqa: F401  (registers them)
+    ops,
+    reference,
+)
 
 
 class ReferenceRunner:

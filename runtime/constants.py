@@ -1,0 +1,21 @@
+"""Lookups of `attention` -> constants of a traced graph.
+
+Imported while torch.compile traces a call and never before: marking a function imports the whole
+of torch's compiler, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from . import attention
+from .captures import Signature
+
+constant_signature: Callable[[str], Signature] = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
+    attention.find_signature
+)
+constant_handle: Callable[[str, str], str] = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
+    attention.find_handle
+)
