@@ -102,8 +102,6 @@ PROGRAMS = {
         "causal: true\n"
         'captures: {doc: {dims: [seqlen_k], dtype: int32}}\nmask: "doc[q_idx] == doc[kv_idx]"',
         documents,
-        tiles=share(lambda q, k: q // SPAN_TILES == k // SPAN_TILES and k <= q),
-        bar="tiles",
     ),
     "softcap": Program("causal: true\nsoftcap: 50.0"),
     "alibi": Program(
