@@ -11,10 +11,12 @@ from pathlib import Path
 
 import filelock
 
-from ..generator.errors import CompileError, FlashgenError, ToolchainError
-from .cache import BATCHES, Artifact, Cache, writing
+from ..generator.errors import CacheError, CompileError, FlashgenError, ToolchainError
+from .artifact import Artifact
+from .cache import BATCHES, Cache, writing
 from .compile_unit import Job, conclude, edge_for, refuse_lost_speed, write_sources
 from .jobs import default_jobs
+from .log import logger
 from .ninja_file import Edge, ninja_text, run_ninja
 from .toolchain import toolchain_for
 from .unit import BuildRequest, Unit, compiler_fingerprint, prepare
@@ -84,7 +86,8 @@ def build(
     Raises:
         PlanError: when no plan fits.
         ToolchainError: when a compiler that is needed is missing or too old.
-        CacheError: when the cache can't be written and something is missing from it.
+        CacheError: when the cache can't be written and something is missing from it, or no
+            prebuilt kernel fits and there is no compiler.
         CompileError: when a unit fails; names the key, first error line, source and log.
     """
     cache = cache or Cache.default()
@@ -96,7 +99,7 @@ def build(
         if artifact is not None:
             found[one.identity] = artifact
         else:
-            missing[one.identity] = one.job()
+            missing[one.identity] = one.job(() if force else cache.refusals(one.unit))
     if missing:
         batch = _Batch(cache, default_jobs(jobs), force, progress, len(missing))
         found |= batch.run(missing)
@@ -127,9 +130,14 @@ class _Wanted:
     def lookup(self, cache: Cache) -> Artifact | None:
         return cache.lookup(self.unit, self.compiler)
 
-    def job(self) -> Job:
+    def job(self, refusals: Sequence[str] = ()) -> Job:
+        """What compiles it; ``refusals`` say why nothing prebuilt serves."""
+        if self.compiler is None and refusals:
+            raise CacheError(f"{' '.join(refusals)} Nor can it be built here: {self.problem}")
         if self.compiler is None:
             raise self.problem
+        for refusal in refusals:
+            logger().warning("%s It is built now.", refusal)
         return Job(self.unit, self.toolchain)
 
 

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
-import msgspec
 
 from ..generator.errors import CacheError
-from . import knobs, paths
+from . import bundle, knobs, paths
+from .artifact import Artifact, file_fault, read_artifact, read_pointer
 from .atomic import sync, write_atomic
-from .manifest import LAYOUT, MANIFEST_NAME, Manifest, Pointer, combined_fingerprint, encode, sha256
-from .ptxas import KernelResources
+from .manifest import MANIFEST_NAME, Manifest, Pointer, combined_fingerprint, encode, sha256
 from .spec_index import INDEX
 from .unit import Unit
 
@@ -37,47 +36,15 @@ SERVICE_DIRECTORIES = (POINTERS, LOCKS, BATCHES, TEMPLATES, TOOLCHAIN, INDEX)
 
 
 @dataclass(frozen=True, slots=True)
-class Artifact:
-    """A built binary in the cache.
-
-    Attributes:
-        directory: where it lies; never reused for another build.
-        manifest: what it is and how it was made.
-    """
-
-    directory: Path
-    manifest: Manifest
-
-    @property
-    def library(self) -> Path:
-        """The shared object."""
-        return self.directory / self.manifest.library
-
-    @property
-    def source(self) -> Path:
-        """The source that it was compiled from."""
-        return self.directory / self.manifest.source
-
-    @property
-    def resources(self) -> tuple[KernelResources, ...]:
-        """What ptxas said of each kernel; empty for the CPU."""
-        return self.manifest.resources
-
-    @property
-    def fingerprint(self) -> str:
-        """All that decided the binary, as one sha256."""
-        return self.manifest.fingerprint
-
-
-@dataclass(frozen=True, slots=True)
 class Cache:
     """The cache below ``root``, and read-only ones that are searched after it.
 
     Attributes:
         root: the directory that builds go to, made when first written; None where the
             environment names none, and then only `prebuilt` serves.
-        prebuilt: bundles; they serve whatever compiler this machine has, since who names them
-            wants them used. They come second so that a rebuilt kernel takes their place.
+        prebuilt: bundles, or other caches; they serve whatever compiler this machine has, since
+            who names them wants them used. They come second so that a rebuilt kernel takes their
+            place.
     """
 
     root: Path | None
@@ -122,8 +89,12 @@ class Cache:
         """
         found = None if self.root is None else _find(self.root, unit, compiler)
         for root in self.prebuilt:
-            found = found or _find(root, unit, compiler) or _find(root, unit, None)
+            found = found or _find_prebuilt(root, unit, compiler)
         return found
+
+    def refusals(self, unit: Unit) -> list[str]:
+        """Why no prebuilt kernel serves ``unit``: a sentence for each of ``prebuilt``."""
+        return [bundle.refusal(root, unit) for root in self.prebuilt]
 
     def new_directory(self, unit: Unit, compiler: str) -> Path:
         """A directory of its own for one build of ``unit``.
@@ -193,39 +164,10 @@ def writing(root: Path) -> Iterator[None]:
         ) from error
 
 
-def read_pointer(path: Path) -> Pointer | None:
-    """The pointer at ``path``, or None where it is missing or torn."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Pointer)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-
-
-def read_artifact(root: Path, pointer: Pointer) -> Artifact | None:
-    """The artifact that ``pointer`` names, its manifest checked, its other files not."""
-    directory = root / pointer.directory
-    try:
-        data = (directory / MANIFEST_NAME).read_bytes()
-        if sha256(data) != pointer.manifest_sha256:
-            return None
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return Artifact(directory, manifest) if manifest.layout == LAYOUT else None
-
-
-def file_fault(artifact: Artifact, path: str) -> str | None:
-    """What is wrong with the file at ``path`` of ``artifact``; None where it is sound."""
-    record = artifact.manifest.file(path)
-    if record is None:
-        return f"{path}: not in the manifest"
-    try:
-        data = (artifact.directory / path).read_bytes()
-    except OSError as error:
-        return f"{path}: {error.strerror or error}"
-    if len(data) != record.size_bytes:
-        return f"{path}: expected {record.size_bytes} bytes, got {len(data)}"
-    return None if sha256(data) == record.sha256 else f"{path}: the checksum differs"
+def _find_prebuilt(root: Path, unit: Unit, compiler: str | None) -> Artifact | None:
+    if bundle.is_bundle(root):
+        return bundle.lookup(root, unit)
+    return _find(root, unit, compiler) or _find(root, unit, None)
 
 
 def _find(root: Path, unit: Unit, compiler: str | None) -> Artifact | None:

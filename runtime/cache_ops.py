@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..generator.arch import TARGETS
+from .artifact import Artifact, file_fault, read_artifact, read_pointer
 from .atomic import TEMPORARY_SUFFIX
 from .cache import (
     BATCHES,
     LOCKS,
     POINTERS,
     SERVICE_DIRECTORIES,
-    Artifact,
-    file_fault,
-    read_artifact,
-    read_pointer,
     writing,
 )
 

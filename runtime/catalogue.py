@@ -150,6 +150,8 @@ class Catalogue:
 def find_one(name: str, extra: Iterable[Path] = ()) -> CatalogueEntry:
     """`Catalogue.load(extra).find_one(name)`, reading only the files that may list ``name``.
 
+    A name that these don't have is looked for in the specs of bundles.
+
     Raises:
         SpecError: as these two.
     """
@@ -170,7 +172,17 @@ def find_one(name: str, extra: Iterable[Path] = ()) -> CatalogueEntry:
     try:
         return Catalogue(tuple(specs)).find_one(name)
     except SpecError:
-        return Catalogue.load(extra).find_one(name)  # or all names there are, to say what is near
+        return _bundled(name) or Catalogue.load(extra).find_one(name)  # which says what is near
+
+
+def _bundled(name: str) -> CatalogueEntry | None:
+    """The one entry of ``name`` among the specs of bundles, which count where no other does."""
+    files = [file for folder in paths.prebuilt_specs() for file in _spec_files(folder)]
+    try:
+        specs = tuple(spec for file in files for spec in read_spec_file(file))
+        return Catalogue(specs).find_one(name) if specs else None
+    except SpecError:
+        return None
 
 
 def _check_same(one: CatalogueEntry, other: CatalogueEntry) -> None:

@@ -137,7 +137,7 @@ PREBUILT: Knob[tuple[Path, ...]] = Knob(
     "FLASHGEN_PREBUILT",
     f"directories, separated by '{os.pathsep}'",
     "none",
-    "Read-only caches (bundles of `flashgen build`) searched before anything is built.",
+    "Bundles of `flashgen bundle`, searched before anything is built; read only.",
     _paths,
     (),
 )

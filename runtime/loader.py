@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..generator.errors import CacheError
+from .artifact import Artifact
 from .build import BuildEvent, build, find
-from .cache import Artifact, Cache
+from .cache import Cache
 from .devices import check_device
 from .log import logger
-from .unit import BuildRequest
+from .unit import BuildRequest, prepare
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +72,7 @@ def load_pass(
             raise CacheError(
                 f"load: {request}: expected it in {_searched(cache)}, found none. "
                 f"Build it with: flashgen build {request.variant.key} "
-                f"--arch {request.target.name}"
+                f"--arch {request.target.name}" + _refusals(request, cache)
             )
         (artifact,) = build([request], cache=cache, progress=_log_build)
     if device is not None:
@@ -133,6 +134,12 @@ def _log_build(event: BuildEvent) -> None:
             manifest.build_seconds,
             event.artifact.directory,
         )
+
+
+def _refusals(request: BuildRequest, cache: Cache) -> str:
+    if not cache.prebuilt:
+        return ""
+    return f" ({' '.join(cache.refusals(prepare(request, cache.template_cache)))})"
 
 
 def _searched(cache: Cache) -> str:

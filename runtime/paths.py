@@ -12,6 +12,8 @@ from pathlib import Path
 from ..generator.errors import CacheError, FlashgenError
 from . import knobs
 
+BUNDLED_SPECS = "specs"  # folder of a bundle
+
 
 def cache_root() -> Path:
     """The cache directory, absolute, which may not exist yet.
@@ -37,8 +39,14 @@ def cache_root() -> Path:
 
 
 def prebuilt_roots() -> tuple[Path, ...]:
-    """Read-only caches to search after `cache_root()`, in order."""
+    """Bundles, or other caches, to search after `cache_root()`, in order; never written to."""
     return knobs.PREBUILT.get()
+
+
+def prebuilt_specs() -> tuple[Path, ...]:
+    """The folders of specs that bundles bring along."""
+    folders = (root / BUNDLED_SPECS for root in prebuilt_roots())
+    return tuple(folder for folder in folders if folder.is_dir())
 
 
 def shipped_specs() -> Path:

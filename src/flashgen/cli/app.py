@@ -16,6 +16,7 @@ from . import exits
 # Command -> (module, what it does): `flashgen --help` must not import what the commands need.
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("build", "Compile variants into the cache."),
+    "bundle": ("bundle", "Pack compiled kernels for machines without a compiler."),
     "generate": ("generate", "Write rendered sources; keep generated/ true."),
     "list": ("list", "List the variants that the specs stand for."),
     "show": ("show", "Explain one variant: spec, plan, source, resources."),

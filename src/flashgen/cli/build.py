@@ -10,8 +10,8 @@ import click
 from ..generator.arch import Target
 from ..generator.errors import FlashgenError
 from ..runtime import paths
+from ..runtime.artifact import Artifact
 from ..runtime.build import build
-from ..runtime.cache import Artifact
 from ..runtime.catalogue import Catalogue
 from ..runtime.unit import BuildRequest
 from .options import arch_option, family_option, json_option, print_json, specs_option

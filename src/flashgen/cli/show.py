@@ -14,8 +14,8 @@ from ..generator.body import Body
 from ..generator.canonical import canonical_text
 from ..generator.errors import CacheError
 from ..generator.plan import KernelPlan
+from ..runtime.artifact import Artifact
 from ..runtime.build import find
-from ..runtime.cache import Artifact
 from ..runtime.catalogue import Catalogue, CatalogueEntry
 from ..runtime.unit import BuildRequest, Unit, prepare
 from .options import arch_option, family_option, json_option, print_json, specs_option
