@@ -1,4 +1,4 @@
-"""Cache -> its entries, sizes and faults; and what can be removed from it."""
+"""Cache or bundle -> its entries, sizes and faults; and what can be removed from a cache."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from ..generator.arch import TARGETS
 from .artifact import Artifact, file_fault, read_artifact, read_pointer
 from .atomic import TEMPORARY_SUFFIX
+from .bundle import BUNDLE_NAME, is_bundle, read_bundle
 from .cache import (
     BATCHES,
     LOCKS,
@@ -18,6 +19,7 @@ from .cache import (
     SERVICE_DIRECTORIES,
     writing,
 )
+from .manifest import Pointer
 
 IN_USE_SECONDS = 3600.0  # a directory without a pointer may be a build that still runs
 
@@ -28,7 +30,7 @@ class Entry:
 
     Attributes:
         artifact: the binary.
-        pointer: the file that makes a lookup find it.
+        pointer: the file that makes a lookup find it: of its own, or the bundle's.
         size_bytes: of all its files.
     """
 
@@ -95,10 +97,14 @@ class Fault:
 
 
 def entries(root: Path) -> tuple[Entry, ...]:
-    """Every binary that the cache at ``root`` serves, by target, key and pass."""
+    """Every binary that the cache or bundle at ``root`` serves, by target, key and pass.
+
+    Raises:
+        CacheError: when it is a bundle that doesn't fit this machine and flashgen.
+    """
     found = []
-    for path in _pointers(root):
-        artifact = _artifact(root, path)
+    for path, pointer in _served(root):
+        artifact = None if pointer is None else read_artifact(root, pointer)
         if artifact is not None:
             found.append(Entry(artifact, path, _size(artifact.directory)))
     return tuple(sorted(found, key=_order))
@@ -167,10 +173,13 @@ def remove(root: Path, key: str, *, target: str | None = None) -> Removed:
 
 
 def verify(root: Path) -> tuple[Fault, ...]:
-    """Check every file of every entry against its checksum; the faults, none when all is well."""
+    """Check every file of every entry against its checksum; the faults, none when all is well.
+
+    Raises:
+        CacheError: when ``root`` is a bundle that doesn't fit this machine and flashgen.
+    """
     faults: list[Fault] = []
-    for path in _pointers(root):
-        pointer = read_pointer(path)
+    for path, pointer in _served(root):
         if pointer is None:
             faults.append(Fault(path, None, "the pointer can't be read"))
             continue
@@ -182,6 +191,13 @@ def verify(root: Path) -> tuple[Fault, ...]:
         problems = (file_fault(artifact, record.path) for record in artifact.manifest.files)
         faults += [Fault(path, directory, problem) for problem in problems if problem]
     return tuple(faults)
+
+
+def _served(root: Path) -> list[tuple[Path, Pointer | None]]:
+    """What a lookup reads: each file that names a directory, and the pointer in it."""
+    if is_bundle(root):
+        return [(root / BUNDLE_NAME, entry.pointer) for entry in read_bundle(root).entries]
+    return [(path, read_pointer(path)) for path in _pointers(root)]
 
 
 def _pointers(root: Path) -> list[Path]:

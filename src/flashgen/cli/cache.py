@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
 from ..generator.arch import Target, parse_target
-from ..generator.errors import TargetError
+from ..generator.errors import CacheError, TargetError
 from ..runtime import cache_ops, paths
 from .exits import CHECK_FAILED
 from .options import json_option, print_json
@@ -30,40 +32,70 @@ def command() -> None:
     """
 
 
+_place = click.argument(
+    "place",
+    required=False,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="[DIR]",
+)
+
+
 @command.command("ls")
+@_place
 @json_option
-def list_entries(as_json: bool) -> None:
-    """List the kernels: key, pass, target, family, size, when built."""
-    entries = cache_ops.entries(paths.cache_root())
+def list_entries(place: Path | None, as_json: bool) -> None:
+    """List the kernels: key, pass, target, family, size, when built.
+
+    Of the bundle DIR, or of the cache and then of each bundle in FLASHGEN_PREBUILT.
+    """
     if as_json:
-        print_json(
-            [
-                {
-                    "key": entry.artifact.manifest.key,
-                    "pass": entry.artifact.manifest.pass_name,
-                    "target": entry.artifact.manifest.target,
-                    "family": entry.artifact.manifest.family,
-                    "size_bytes": entry.size_bytes,
-                    "built_at": entry.artifact.manifest.built_at,
-                    "directory": str(entry.artifact.directory),
-                }
-                for entry in entries
-            ]
-        )
+        print_json([_as_data(entry) for _, found in _places(place) for entry in found])
         return
-    rows = [
-        (
-            entry.artifact.manifest.key,
-            entry.artifact.manifest.pass_name,
-            entry.artifact.manifest.target,
-            entry.artifact.manifest.family,
-            human_bytes(entry.size_bytes),
-            entry.artifact.manifest.built_at,
+    for root, found in _places(place):
+        print_table(
+            ("key", "pass", "target", "family", "size", "built"),
+            [_as_row(entry) for entry in found],
+            right="size",
         )
-        for entry in entries
-    ]
-    print_table(("key", "pass", "target", "family", "size", "built"), rows, right="size")
-    click.echo(f"{len(rows)} kernels in {paths.cache_root()}")
+        click.echo(f"{len(found)} kernels in {root}")
+
+
+def _places(place: Path | None) -> Iterator[tuple[Path, tuple[cache_ops.Entry, ...]]]:
+    """Each place to list, with what it has; a bundle that doesn't fit is told of, and left out."""
+    if place is not None:
+        yield place, cache_ops.entries(place)
+        return
+    yield paths.cache_root(), cache_ops.entries(paths.cache_root())
+    for root in paths.prebuilt_roots():
+        try:
+            yield root, cache_ops.entries(root)
+        except CacheError as error:
+            click.echo(f"note: {error}", err=True)
+
+
+def _as_row(entry: cache_ops.Entry) -> tuple[str, ...]:
+    manifest = entry.artifact.manifest
+    return (
+        manifest.key,
+        manifest.pass_name,
+        manifest.target,
+        manifest.family,
+        human_bytes(entry.size_bytes),
+        manifest.built_at,
+    )
+
+
+def _as_data(entry: cache_ops.Entry) -> dict[str, object]:
+    manifest = entry.artifact.manifest
+    return {
+        "key": manifest.key,
+        "pass": manifest.pass_name,
+        "target": manifest.target,
+        "family": manifest.family,
+        "size_bytes": entry.size_bytes,
+        "built_at": manifest.built_at,
+        "directory": str(entry.artifact.directory),
+    }
 
 
 @command.command("du")
@@ -148,13 +180,14 @@ def remove(keys: tuple[str, ...], target: Target | None, everything: bool) -> No
 
 
 @command.command("verify")
+@_place
 @json_option
-def check(as_json: bool) -> None:
-    """Check every file against its checksum.
+def check(place: Path | None, as_json: bool) -> None:
+    """Check every file of the cache, or of the bundle DIR, against its checksum.
 
     Exits with 1 when one is damaged; the next load builds that kernel again.
     """
-    root = paths.cache_root()
+    root = place or paths.cache_root()
     faults = cache_ops.verify(root)
     if as_json:
         print_json(
@@ -172,7 +205,7 @@ def check(as_json: bool) -> None:
             click.echo(f"error: {fault.directory or fault.pointer}: {fault.problem}", err=True)
         click.echo(f"{len(cache_ops.entries(root))} kernels in {root}, {len(faults)} faults")
     if faults:
-        if not as_json:
+        if not as_json and place is None:
             click.echo("The next load builds them again; flashgen cache gc removes them.", err=True)
         raise click.exceptions.Exit(CHECK_FAILED)
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ..generator.arch import TARGETS
-from ..generator.errors import FlashgenError, TargetError, ToolchainError
+from ..generator.errors import CacheError, FlashgenError, TargetError, ToolchainError
 from ..generator.version import VERSION
-from ..runtime import knobs, paths
+from ..runtime import cache_ops, knobs, paths
 from ..runtime.driver import driver_cuda_version, driver_problem
 from ..runtime.jobs import default_jobs
 from ..runtime.toolchain import Compiler, find_host_compiler, find_nvcc, require_nvcc_for
@@ -50,7 +50,7 @@ def command(as_json: bool) -> None:
     Example:
       flashgen doctor --json      for a bug report
     """
-    findings = [*_programs(), *_packages(), _cache(), *_devices()]
+    findings = [*_programs(), *_packages(), _cache(), *_prebuilt(), *_devices()]
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -62,7 +62,7 @@ def command(as_json: bool) -> None:
 
 def _programs() -> Iterator[Finding]:
     yield Finding(GOOD, "flashgen", f"{VERSION}, Python {platform.python_version()}")
-    yield _compiler("g++", BAD, find_host_compiler)
+    yield _compiler("g++", NOTE if knobs.PREBUILT.is_set else BAD, find_host_compiler)
     nvcc = _compiler("nvcc", NOTE, find_nvcc)
     yield nvcc
     if nvcc.state == GOOD:
@@ -112,6 +112,18 @@ def _cache() -> Finding:
         remedy = f"Set {knobs.CACHE_DIR.name} to a directory that can be written."
         state = NOTE if knobs.PREBUILT.is_set else BAD
         return Finding(state, "cache", f"{root}: {os.strerror(error.errno or 0)}. {remedy}")
+
+
+def _prebuilt() -> Iterator[Finding]:
+    for root in paths.prebuilt_roots():
+        try:
+            kernels = [entry.artifact.manifest for entry in cache_ops.entries(root)]
+        except CacheError as error:
+            yield Finding(BAD, "prebuilt", str(error))
+            continue
+        targets = ", ".join(dict.fromkeys(kernel.target for kernel in kernels))
+        state = GOOD if kernels else BAD
+        yield Finding(state, "prebuilt", f"{root}: {len(kernels)} kernels for {targets or 'none'}")
 
 
 def _devices() -> Iterator[Finding]:
