@@ -6,6 +6,7 @@ Imports neither torch nor a compiler: `flashgen list` answers at once.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -223,8 +224,7 @@ def _all_files(extra: Iterable[Path]) -> Iterable[Path]:
 def _spec_files(place: Path) -> Iterator[Path]:
     """The YAML files below a folder, sorted by path, or the file itself."""
     if place.is_dir():
-        found = (p for p in place.rglob("*") if p.suffix in (".yaml", ".yml") and p.is_file())
-        yield from sorted(found)
+        yield from _yaml_below(place)
     elif place.exists():
         yield place
     else:
@@ -232,6 +232,15 @@ def _spec_files(place: Path) -> Iterator[Path]:
             f"{place}: expected a folder of specs, got none. "
             f"Check --specs and {knobs.SPECS.name}, or create it."
         )
+
+
+def _yaml_below(folder: Path) -> Iterator[Path]:
+    # scandir: rglob takes several times as long, on every load
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _yaml_below(folder / entry.name)
+        elif entry.name.endswith((".yaml", ".yml")) and entry.is_file():
+            yield folder / entry.name
 
 
 def _looks_like_a_file(name: str) -> bool:
