@@ -33,3 +33,7 @@ class CacheError(FlashgenError):
 
 class ArgumentError(FlashgenError, ValueError):
     """An argument of a call, or a variable of the environment, is wrong; says what is expected."""
+
+
+class BenchError(FlashgenError):
+    """A benchmark would compare different things; the message names the peer and the cell."""

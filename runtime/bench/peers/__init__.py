@@ -1,0 +1,49 @@
+"""The other implementations of attention that may be there, by name; one adapter each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ....generator.errors import ArgumentError
+from .base import Attend, Peer, Refusal
+from .eager import Eager
+from .flash_attn import FlashAttention2, FlashAttention3, FlashAttention4
+from .flex import Flex
+from .ours import Ours, Unordered
+from .sdpa import Sdpa
+
+__all__ = ["PEERS", "Attend", "Ours", "Peer", "Refusal", "peers_named"]
+
+PEERS: dict[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        Sdpa("flash", "FLASH_ATTENTION"),
+        Sdpa("cudnn", "CUDNN_ATTENTION"),
+        Sdpa("efficient", "EFFICIENT_ATTENTION"),
+        Sdpa("math", "MATH"),
+        Flex(),
+        FlashAttention2(),
+        FlashAttention3(),
+        FlashAttention4(),
+        Eager(),
+        Unordered(),
+    )
+}
+"""By name, in the order of the tables."""
+DEFAULT = tuple(name for name in PEERS if name not in ("eager", "unordered"))
+
+
+def peers_named(names: Iterable[str]) -> list[Peer]:
+    """The peers of those names, in their order.
+
+    Raises:
+        ArgumentError: when one is unknown.
+    """
+    found = []
+    for name in names:
+        if name not in PEERS:
+            raise ArgumentError(
+                f"bench: --peers: expected some of {', '.join(PEERS)}, got {name!r}."
+            )
+        found.append(PEERS[name])
+    return found
