@@ -484,20 +484,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                                          p.dv.row_stride, at.num_keys);
 }
 // ---- Host ----
-constexpr AttentionTypes kTypes = {
-    kDLCUDA,
-    {kDLFloat, 16, 1},  // q, k, v, out and their gradients
-    {kDLFloat, 32, 1},  // lse
-    kHeadDim,
-    kHeadDimV,
-    0,  // random bits of an element
-    false,  // varlen
-    Sink::kNone,
-};
-
-// ---- Arguments of the program, after those of every variant ----
-constexpr int kNumProgramArgs = 0;  // captures, params
-constexpr int kNumProgramGradients = 0;
+struct ProgramGradients {};
 
 // Tiles of one head that a launch counts: of an element of the batch, or of all packed sequences.
 int64_t num_tiles(const WorkspaceSizes& s, int64_t seqlen, int tile) {
@@ -530,8 +517,9 @@ Workspace workspace_of(const WorkspaceSizes& s) {
 }
 // What one call brings.
 struct Call {
-    AttentionArgs attention;
-    ProgramArgs program;
+    const AttentionArgs& attention;
+    const ProgramArgs& program;
+    const ProgramGradients& gradients;
 };
 
 // The launch that starts at batch `batch`.
@@ -610,15 +598,38 @@ bool launch_kernels(Arguments& in, const Call& call) {
     return true;
 }
 
-bool launch(Arguments& in, Call& call) {
-    const AttentionArgs& a = call.attention;
+bool run(Arguments& in, const AttentionArgs& a, const ProgramArgs& program,
+         const ProgramGradients& gradients) {
     if (!check_tensors(in, a)) return false;
     if (a.num_heads == 0) return true;
+    Call call = {a, program, gradients};
     const DeviceGuard guard(in, a.device.device_id);
     if (!in.ok()) return false;
     if (!launch_kernels(in, call)) return false;
     return true;
 }
+
+int64_t workspace_bytes(const WorkspaceSizes& sizes) { return workspace_of(sizes).bytes; }
+
+}  // namespace
+
+// ---- Entry points: packed arguments of the tvm-ffi C ABI ----
+namespace {
+
+constexpr AttentionTypes kTypes = {
+    kDLCUDA,
+    {kDLFloat, 16, 1},  // q, k, v, out and their gradients
+    {kDLFloat, 32, 1},  // lse
+    kHeadDim,
+    kHeadDimV,
+    0,  // random bits of an element
+    false,  // varlen
+    Sink::kNone,
+};
+
+// ---- Arguments of the program, after those of every variant ----
+constexpr int kNumProgramArgs = 0;  // captures, params
+constexpr int kNumProgramGradients = 0;
 
 }  // namespace
 
@@ -626,9 +637,11 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* arg
                                                      TVMFFIAny*) {
     Arguments in("backward", args, num_args,
                  backward_args(kTypes) + kNumProgramArgs + kNumProgramGradients);
-    Call call = {};
-    bool ok = read_backward(in, call.attention, kTypes);
-    return ok && launch(in, call) ? 0 : -1;
+    AttentionArgs a = {};
+    ProgramArgs program = {};
+    ProgramGradients gradients = {};
+    if (!read_backward(in, a, kTypes)) return -1;
+    return run(in, a, program, gradients) ? 0 : -1;
 }
 
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward_workspace(void*, const TVMFFIAny* args,
@@ -637,6 +650,6 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward_workspace(void*, const TVMF
     Arguments in("backward_workspace", args, num_args, kWorkspaceArgs);
     const WorkspaceSizes sizes = read_workspace_sizes(in);
     if (!in.ok()) return -1;
-    return_integer(result, workspace_of(sizes).bytes);
+    return_integer(result, workspace_bytes(sizes));
     return 0;
 }

@@ -10,8 +10,9 @@
 #include "cpu/tiles.h"
 #include "host/attention_args.h"
 
-namespace flashgen {
 namespace {
+
+using namespace flashgen;
 
 using std::max;
 using std::min;
@@ -32,17 +33,6 @@ constexpr int kTileM = 96;  // queries of a task, on lanes
 constexpr int kTileN = 64;  // keys packed at once
 constexpr int kDkvTileM = 64;  // the same for dk and dv: queries packed at once
 constexpr int kDkvTileN = 96;  // keys of a task, on lanes
-constexpr AttentionTypes kTypes = {
-    kDLCPU,
-    {kDLFloat, 32, 1},  // q, k, v, out and their gradients
-    {kDLFloat, 32, 1},  // lse
-    kHeadDim,
-    kHeadDimV,
-    0,  // random bits of an element
-    false,  // varlen
-    Sink::kNone,
-};
-
 using Panel = BasicPanel<Acc, kVectorBytes, kBlockRows, kBlockVecs>;
 constexpr int kWidth = Panel::kWidth;  // lanes of a panel
 static_assert(kTileM % kWidth == 0, "a task is whole panels");
@@ -114,9 +104,7 @@ FLASHGEN_HOOK Range visible_queries(const Head& head, int kv_begin, int kv_end) 
     return {begin, max(begin, end)};
 }
 
-// ---- Arguments of the program, after those of every variant ----
-constexpr int kNumProgramArgs = 0;  // captures, params
-constexpr int kNumProgramGradients = 0;
+struct ProgramGradients {};
 
 // ---- Program on panels ----
 Head head_of(const ProgramArgs& args, const AttentionArgs& a, const Sequence& sequence, int64_t h,
@@ -383,19 +371,9 @@ void backward(const Call& call, const Tasks<kVarlen>& dq, const Tasks<kVarlen>& 
     }
 }
 
-}  // namespace
-}  // namespace flashgen
-
-extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* args, int32_t num_args,
-                                                     TVMFFIAny*) {
-    using namespace flashgen;
-    Arguments in("backward", args, num_args,
-                 backward_args(kTypes) + kNumProgramArgs + kNumProgramGradients);
-    AttentionArgs a = {};
-    ProgramArgs program = {};
-    if (!read_backward(in, a, kTypes)) return -1;
-    if (!read_sink_gradient(in, a, kTypes)) return -1;
-    if (!check_workspace(in, a, delta_bytes<Acc>(workspace_sizes(a), kVarlen))) return -1;
+bool run(Arguments& in, const AttentionArgs& a, const ProgramArgs& program,
+         const ProgramGradients& out) {
+    if (!check_workspace(in, a, delta_bytes<Acc>(workspace_sizes(a), kVarlen))) return false;
     const Tasks<kVarlen> dq(a, /*own_queries=*/true, kTileM);
     const Tasks<kVarlen> dkv(a, /*own_queries=*/false, kDkvTileN);
     const int threads = thread_count(std::max(dq.count(), dkv.count()));
@@ -403,24 +381,58 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* arg
     bool enough_memory = scratch.ok();
     if (!enough_memory) {
         in.fail("MemoryError", "backward: no memory for %d threads", threads);
-        return -1;
+        return false;
     }
     const Call call = {
         a,
         program,
     };
     backward(call, dq, dkv, scratch, threads);
-    return 0;
+    return true;
 }
 
 // Bytes of delta.
+int64_t workspace_bytes(const WorkspaceSizes& sizes) { return delta_bytes<Acc>(sizes, kVarlen); }
+
+}  // namespace
+
+// ---- Entry points: packed arguments of the tvm-ffi C ABI ----
+namespace {
+
+constexpr AttentionTypes kTypes = {
+    kDLCPU,
+    {kDLFloat, 32, 1},  // q, k, v, out and their gradients
+    {kDLFloat, 32, 1},  // lse
+    kHeadDim,
+    kHeadDimV,
+    0,  // random bits of an element
+    false,  // varlen
+    Sink::kNone,
+};
+
+// ---- Arguments of the program, after those of every variant ----
+constexpr int kNumProgramArgs = 0;  // captures, params
+constexpr int kNumProgramGradients = 0;
+
+}  // namespace
+
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* args, int32_t num_args,
+                                                     TVMFFIAny*) {
+    Arguments in("backward", args, num_args,
+                 backward_args(kTypes) + kNumProgramArgs + kNumProgramGradients);
+    AttentionArgs a = {};
+    ProgramArgs program = {};
+    ProgramGradients gradients = {};
+    if (!read_backward(in, a, kTypes)) return -1;
+    return run(in, a, program, gradients) ? 0 : -1;
+}
+
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_backward_workspace(void*, const TVMFFIAny* args,
                                                                int32_t num_args,
                                                                TVMFFIAny* result) {
-    using namespace flashgen;
     Arguments in("backward_workspace", args, num_args, kWorkspaceArgs);
     const WorkspaceSizes sizes = read_workspace_sizes(in);
     if (!in.ok()) return -1;
-    return_integer(result, delta_bytes<Acc>(sizes, kVarlen));
+    return_integer(result, workspace_bytes(sizes));
     return 0;
 }

@@ -363,20 +363,6 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
 }
 
 // ---- Host ----
-constexpr AttentionTypes kTypes = {
-    kDLCUDA,
-    {kDLFloat, 16, 1},  // q, k, v, out and their gradients
-    {kDLFloat, 32, 1},  // lse
-    kHeadDim,
-    kHeadDimV,
-    0,  // random bits of an element
-    false,  // varlen
-    Sink::kNone,
-};
-
-// ---- Arguments of the program, after those of every variant ----
-constexpr int kNumProgramArgs = 0;  // captures, params
-
 Params make_params(const AttentionArgs& a, int64_t batch, int64_t num_tiles_m) {
     Params p = {};
     p.q = view_of<const Element>(a.q, batch);
@@ -397,7 +383,7 @@ Params make_params(const AttentionArgs& a, int64_t batch, int64_t num_tiles_m) {
 
 constexpr auto kKernel = &fwd_d64_fp16_sm80;
 
-bool launch(Arguments& in, const AttentionArgs& a, const ProgramArgs& program) {
+bool run(Arguments& in, const AttentionArgs& a, const ProgramArgs& program) {
     check_alignment(in, "q", a.q);
     check_alignment(in, "k", a.k);
     check_alignment(in, "v", a.v);
@@ -420,6 +406,28 @@ bool launch(Arguments& in, const AttentionArgs& a, const ProgramArgs& program) {
     return true;
 }
 
+// A forward needs no workspace.
+int64_t workspace_bytes(const WorkspaceSizes&) { return 0; }
+
+}  // namespace
+
+// ---- Entry points: packed arguments of the tvm-ffi C ABI ----
+namespace {
+
+constexpr AttentionTypes kTypes = {
+    kDLCUDA,
+    {kDLFloat, 16, 1},  // q, k, v, out and their gradients
+    {kDLFloat, 32, 1},  // lse
+    kHeadDim,
+    kHeadDimV,
+    0,  // random bits of an element
+    false,  // varlen
+    Sink::kNone,
+};
+
+// ---- Arguments of the program, after those of every variant ----
+constexpr int kNumProgramArgs = 0;  // captures, params
+
 }  // namespace
 
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward(void*, const TVMFFIAny* args, int32_t num_args,
@@ -428,12 +436,14 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward(void*, const TVMFFIAny* args
     AttentionArgs a = {};
     ProgramArgs program = {};
     if (!read_forward(in, a, kTypes)) return -1;
-    return launch(in, a, program) ? 0 : -1;
+    return run(in, a, program) ? 0 : -1;
 }
 
-// A forward needs no workspace.
-extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward_workspace(void*, const TVMFFIAny*, int32_t,
-                                                              TVMFFIAny* result) {
-    return_integer(result, 0);
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward_workspace(void*, const TVMFFIAny* args,
+                                                              int32_t num_args, TVMFFIAny* result) {
+    Arguments in("forward_workspace", args, num_args, kWorkspaceArgs);
+    const WorkspaceSizes sizes = read_workspace_sizes(in);
+    if (!in.ok()) return -1;
+    return_integer(result, workspace_bytes(sizes));
     return 0;
 }

@@ -9,8 +9,9 @@
 #include "cpu/tiles.h"
 #include "host/attention_args.h"
 
-namespace flashgen {
 namespace {
+
+using namespace flashgen;
 
 using std::max;
 using std::min;
@@ -29,17 +30,6 @@ constexpr int kStrideQk = 80;  // of a packed row: an odd number of cache lines
 constexpr int kStrideV = 80;
 constexpr int kTileM = 96;  // queries of a task, on lanes
 constexpr int kTileN = 64;  // keys packed at once
-constexpr AttentionTypes kTypes = {
-    kDLCPU,
-    {kDLFloat, 32, 1},  // q, k, v, out and their gradients
-    {kDLFloat, 32, 1},  // lse
-    kHeadDim,
-    kHeadDimV,
-    0,  // random bits of an element
-    false,  // varlen
-    Sink::kNone,
-};
-
 using Panel = BasicPanel<Acc, kVectorBytes, kBlockRows, kBlockVecs>;
 constexpr int kWidth = Panel::kWidth;  // lanes of a panel
 static_assert(kTileM % kWidth == 0, "a task is whole panels");
@@ -96,9 +86,6 @@ FLASHGEN_HOOK Range visible_keys(const Head& head, int q_begin, int q_end) {
     const int end = head.kv_len;
     return {begin, max(begin, end)};
 }
-
-// ---- Arguments of the program, after those of every variant ----
-constexpr int kNumProgramArgs = 0;  // captures, params
 
 // ---- Program on panels ----
 Head head_of(const ProgramArgs& args, const AttentionArgs& a, const Sequence& sequence, int64_t h,
@@ -239,30 +226,57 @@ void forward(const Call& call, const Tasks<kVarlen>& tasks, const PerThread<Scra
     }
 }
 
-}  // namespace
-}  // namespace flashgen
-
-extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward(void*, const TVMFFIAny* args, int32_t num_args,
-                                                    TVMFFIAny*) {
-    using namespace flashgen;
-    Arguments in("forward", args, num_args, forward_args(kTypes) + kNumProgramArgs);
-    AttentionArgs a = {};
-    ProgramArgs program = {};
-    if (!read_forward(in, a, kTypes)) return -1;
+bool run(Arguments& in, const AttentionArgs& a, const ProgramArgs& program) {
     const Tasks<kVarlen> tasks(a, /*own_queries=*/true, kTileM);
     const int threads = thread_count(tasks.count());
     const PerThread<Scratch> scratch(threads);
     bool enough_memory = scratch.ok();
     if (!enough_memory) {
         in.fail("MemoryError", "forward: no memory for %d threads", threads);
-        return -1;
+        return false;
     }
     forward({a, program}, tasks, scratch, threads);
-    return 0;
+    return true;
 }
 
-extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward_workspace(void*, const TVMFFIAny*, int32_t,
-                                                              TVMFFIAny* result) {
-    flashgen::return_integer(result, 0);
+// A forward needs no workspace.
+int64_t workspace_bytes(const WorkspaceSizes&) { return 0; }
+
+}  // namespace
+
+// ---- Entry points: packed arguments of the tvm-ffi C ABI ----
+namespace {
+
+constexpr AttentionTypes kTypes = {
+    kDLCPU,
+    {kDLFloat, 32, 1},  // q, k, v, out and their gradients
+    {kDLFloat, 32, 1},  // lse
+    kHeadDim,
+    kHeadDimV,
+    0,  // random bits of an element
+    false,  // varlen
+    Sink::kNone,
+};
+
+// ---- Arguments of the program, after those of every variant ----
+constexpr int kNumProgramArgs = 0;  // captures, params
+
+}  // namespace
+
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward(void*, const TVMFFIAny* args, int32_t num_args,
+                                                    TVMFFIAny*) {
+    Arguments in("forward", args, num_args, forward_args(kTypes) + kNumProgramArgs);
+    AttentionArgs a = {};
+    ProgramArgs program = {};
+    if (!read_forward(in, a, kTypes)) return -1;
+    return run(in, a, program) ? 0 : -1;
+}
+
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward_workspace(void*, const TVMFFIAny* args,
+                                                              int32_t num_args, TVMFFIAny* result) {
+    Arguments in("forward_workspace", args, num_args, kWorkspaceArgs);
+    const WorkspaceSizes sizes = read_workspace_sizes(in);
+    if (!in.ok()) return -1;
+    return_integer(result, workspace_bytes(sizes));
     return 0;
 }

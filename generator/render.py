@@ -34,13 +34,17 @@ class Rendered:
 
 def render(plan: KernelPlan) -> Rendered:
     """The source of ``plan``; the same plan gives the same bytes."""
-    env = environment()
-    text = env.get_template(plan.template).render(
-        plan=plan,
-        variant=plan.variant,
-        program=plan.program,
-        hooks=plan.program.hooks,
-        version=VERSION,
+    text = (
+        environment()
+        .get_template(plan.template)
+        .render(
+            plan=plan,
+            variant=plan.variant,
+            program=plan.program,
+            hooks=plan.program.hooks,
+            version=VERSION,
+            entry=f"bindings/tvm_ffi/{plan.pass_name}.h.j2",
+        )
     )
     return Rendered(plan.source_name, text, _headers(text))
 

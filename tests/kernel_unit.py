@@ -83,13 +83,10 @@ def _library(variants: Sequence[Variant], share: range, folder: Path) -> Path:
 def _in_namespace(text: str, pass_name: str, index: int) -> str:
     """A rendered file whose names meet those of no other."""
     space = f"{pass_name}_{index}"
-    using = "using namespace flashgen;"
     for old, new in (
-        ("namespace flashgen {\nnamespace {", f"namespace flashgen {{\nnamespace {space} {{"),
-        (using, f"{using} using namespace flashgen::{space};"),
         (f"__tvm_ffi_{pass_name}(", f"__tvm_ffi_{space}("),
         (f"__tvm_ffi_{pass_name}_workspace(", f"__tvm_ffi_{pass_name}_workspace_{index}("),
     ):
-        assert old in text or old == using, old
+        assert old in text, old
         text = text.replace(old, new)
-    return text
+    return f"namespace {space} {{\n{text}\n}}\n"

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "device/philox.h"
-#include "host/attention_args.h"
+#include "host/attention.h"
 
 namespace flashgen {
 

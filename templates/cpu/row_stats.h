@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "cpu/sequence.h"
-#include "host/attention_args.h"
+#include "host/attention.h"
 
 namespace flashgen {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "cpu/tiles.h"
-#include "host/attention_args.h"
+#include "host/attention.h"
 
 namespace flashgen {
 

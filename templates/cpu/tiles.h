@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "cpu/element.h"
-#include "host/abi.h"
+#include "host/tensor.h"
 
 namespace flashgen {
 

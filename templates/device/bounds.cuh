@@ -85,7 +85,7 @@ int64_t bounds_bytes(int64_t count) {
 
 // Launches tile_bounds.
 template <int kTile, int kDim, typename T, int kRank, typename Value>
-bool launch_tile_bounds(Arguments& in, DLDevice device, const Capture<T, kRank>& capture,
+bool launch_tile_bounds(Arguments& in, Device device, const Capture<T, kRank>& capture,
                         const Positions& positions, int64_t count, Bound<Value>* bounds) {
     const BoundsParams<T, kRank, Value> p = {capture, positions, count, bounds};
     const Grid grid = {(count + kBoundsWarps - 1) / kBoundsWarps, 32 * kBoundsWarps, 0};

@@ -9,7 +9,7 @@
 // the other side, so that its outputs become those of rows with nothing to attend to.
 #pragma once
 
-#include "host/abi.h"
+#include "host/tensor.h"
 
 namespace flashgen {
 

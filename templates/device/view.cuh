@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "host/abi.h"
+#include "host/tensor.h"
 
 namespace flashgen {
 

@@ -12,6 +12,7 @@
 #include <tvm/ffi/extra/c_env_api.h>
 
 #include "host/capture.h"
+#include "host/tensor.h"
 
 namespace flashgen {
 
@@ -47,29 +48,11 @@ constexpr DLDataType dlpack_type<double>() {
     return {kDLFloat, 64, 1};
 }
 
-// Boundaries of packed sequences: int32 or int64, as the caller has them.
-struct Boundaries {
-    const void* data;
-    bool wide;  // int64
+// Where a call's tensors are, and so where it runs.
+using Device = DLDevice;
 
-    FLASHGEN_HOST_DEVICE int64_t operator[](int64_t i) const {
-        return wide ? static_cast<const int64_t*>(data)[i]
-                    : int64_t{static_cast<const int32_t*>(data)[i]};
-    }
-};
-
-// A tensor argument: element (i, j, k, l) lies at data + i * strides[0] + j * strides[1] + ...
-struct Tensor {
-    void* data;
-    int64_t shape[4];
-    int64_t strides[4];  // in elements
-    int32_t ndim;        // 0 where an optional argument is None
-
-    template <typename T>
-    T* as() const {
-        return static_cast<T*>(data);
-    }
-};
+// The stream that PyTorch has current on that device, a cudaStream_t.
+inline void* stream_of(Device device) { return TVMFFIEnvGetStream(kDLCUDA, device.device_id); }
 
 // The arguments of one call, read in order. The first fault is kept as the call's exception and
 // every later read returns an empty value, so that a caller checks ok() once, before it launches.
@@ -83,7 +66,7 @@ class Arguments {
     }
 
     bool ok() const { return ok_; }
-    DLDevice device() const { return device_; }  // of the tensors read so far
+    Device device() const { return device_; }  // of the tensors read so far
 
     // The next argument, a tensor of rank `ndim` whose last dimension is contiguous.
     Tensor tensor(const char* name, DLDataType dtype, int32_t ndim) {
@@ -243,7 +226,7 @@ class Arguments {
     int32_t next_ = 0;
     bool ok_ = true;
     bool have_device_ = false;
-    DLDevice device_ = {};
+    Device device_ = {};
 };
 
 inline void return_integer(TVMFFIAny* result, int64_t value) {

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "host/abi.h"
+#include "host/tensor.h"
 
 namespace flashgen {
 
@@ -58,9 +59,9 @@ bool allow_smem(Arguments& in, int device, int bytes) {
     return true;
 }
 
-// The stream that PyTorch has current on that device.
-inline cudaStream_t current_stream(DLDevice device) {
-    return static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device.device_id));
+// The stream that the call's work goes to.
+inline cudaStream_t current_stream(Device device) {
+    return static_cast<cudaStream_t>(stream_of(device));
 }
 
 struct Grid {
@@ -72,7 +73,7 @@ struct Grid {
 // Launches kKernel(p) on the current stream of `device`, which is the current device. Not <<<>>>,
 // which hides its own error among those that earlier calls left behind.
 template <auto kKernel, typename Params>
-bool launch_kernel(Arguments& in, DLDevice device, const Grid& grid, const Params& p) {
+bool launch_kernel(Arguments& in, Device device, const Grid& grid, const Params& p) {
     if (grid.blocks == 0) return true;
     if (grid.smem_bytes > kFreeSmemBytes &&
         !allow_smem<kKernel>(in, device.device_id, grid.smem_bytes)) {
