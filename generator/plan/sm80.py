@@ -121,6 +121,14 @@ class Sm80Plan(KernelPlan):
                 f"plan: {self.name}: dropout works on blocks of 16x32, got tile "
                 f"{self.tile_m}x{self.tile_n}. Use a multiple."
             )
+        # A multiprocessor has 1 KB more than a block may have, which each block costs.
+        of_blocks = self.min_blocks * (self.smem_bytes + 1024)
+        if self.min_blocks > 1 and of_blocks > self.target.max_smem_bytes + 1024:
+            raise PlanError(
+                f"plan: {self.name}: {self.min_blocks} block(s) of {self.smem_bytes} bytes of "
+                f"shared memory don't fit a multiprocessor of {self.target.name}. Lower "
+                "min_blocks, tile_n or num_stages."
+            )
         if self.registers_estimate > self.max_registers:
             raise PlanError(
                 f"plan: {self.name}: tile {self.tile_m}x{self.tile_n} needs about "
@@ -133,7 +141,16 @@ class Sm80Plan(KernelPlan):
 
 @dataclass(frozen=True, kw_only=True)
 class Sm80ForwardPlan(Sm80Plan):
-    """Forward: warps are stacked on the queries, K and V have one stage each."""
+    """Forward: warps are stacked on the queries, K and V have one stage each.
+
+    Attributes:
+        key_splits: warps that share queries; each scores that part of a step's keys and owns that
+            part of the output's columns, and shared memory takes P to the others.
+    """
+
+    key_splits: int = 1
+
+    pins: ClassVar[tuple[str, ...]] = (*Sm80Plan.pins, "key_splits")
 
     @property
     def smem(self) -> tuple[SmemBuffer, ...]:
@@ -144,11 +161,16 @@ class Sm80ForwardPlan(Sm80Plan):
             ("k", _tile_bytes(self.tile_n, self.padded_qk), "one tile of K"),
             ("v", _tile_bytes(self.tile_n, self.padded_v), "one tile of V"),
         ]
+        if self.key_splits > 1:
+            buffers += [
+                ("p", _tile_bytes(self.tile_m, self.tile_n), "P, to change hands"),
+                ("rows", 4 * self.key_splits * self.tile_m, "row maxima, then sums, of each part"),
+            ]
         if self.stats_in_smem:
-            stats_bytes = 32 * self.num_warps * (self.tile_m // (16 * self.num_warps)) * 16
+            stats_bytes = 32 * self.tile_m * self.key_splits
             buffers.append(("stats", stats_bytes, "maximum and sum of each row, between steps"))
         if self.program.tile_test is not None:
-            seen_bytes = self.num_warps * -(-self.tile_n // 32) * 4
+            seen_bytes = self.num_warps // self.key_splits * -(-self.tile_n // 32) * 4
             buffers.append(("seen", seen_bytes, "the keys that each warp's queries see, as bits"))
         if self.variant.layout == "varlen":
             buffers.append(("position", 32, "which queries the block owns"))
@@ -165,16 +187,17 @@ class Sm80ForwardPlan(Sm80Plan):
     @property
     def registers_estimate(self) -> int:
         """Accumulators of the output and the scores, and the overhead."""
-        rows = self.tile_m // self.num_warps
-        return rows * (self.padded_v + self.tile_n) // 32 + _OVERHEAD_REGISTERS
+        columns = 16 * -(-self.padded_v // (16 * self.key_splits)) + self.tile_n // self.key_splits
+        return self.tile_m * self.key_splits // self.num_warps * columns // 32 + _OVERHEAD_REGISTERS
 
     def check(self) -> KernelPlan:
         """This plan, once its tiles divide among the warps."""
-        if self.tile_m % (16 * self.num_warps) or self.tile_n % 16 or self.tile_n < 16:
+        rows = 16 * self.num_warps // self.key_splits
+        step = 16 if self.key_splits == 1 else 32 * self.key_splits
+        if self.num_warps % self.key_splits or self.tile_m % rows or self.tile_n % step:
             raise PlanError(
-                f"plan: {self.name}: expected tile_m in multiples of {16 * self.num_warps} "
-                f"(16 rows a warp) and tile_n in multiples of 16, got "
-                f"{self.tile_m}x{self.tile_n}."
+                f"plan: {self.name}: expected tile_m in multiples of {rows} (16 rows a warp) and "
+                f"tile_n in multiples of {step}, got {self.tile_m}x{self.tile_n}."
             )
         return super().check()
 
@@ -184,17 +207,24 @@ class Sm80BackwardPlan(Sm80Plan):
     """Backward: a thread block owns keys, warps are stacked on them, and walks the queries.
 
     Attributes:
-        head_splits: warps that share 16 keys, each with that part of dK's and dV's columns; above
-            1 they repeat the scores so that the accumulators fit in registers.
+        key_atoms: blocks of 16 keys of a warp.
+        head_splits: warps that share keys, each with that part of dK's and dV's columns; each
+            scores that part of the queries, and shared memory takes P and dS to the others.
+        score_splits: parts of its queries that a warp scores one after another.
         num_stages: tiles of Q and dO in flight.
         dq_tile_n: keys of a step of the separate dQ kernel (deterministic variants).
     """
 
+    key_atoms: int = 1
     head_splits: int = 1
+    score_splits: int = 1
     num_stages: int = 2
     dq_tile_n: int = 32
 
-    pins: ClassVar[tuple[str, ...]] = (*Sm80Plan.pins, "head_splits", "num_stages", "dq_tile_n")
+    pins: ClassVar[tuple[str, ...]] = (
+        *Sm80Plan.pins,
+        *("key_atoms", "head_splits", "score_splits", "num_stages", "dq_tile_n"),
+    )
 
     @property
     def walks_tiles(self) -> bool:
@@ -243,33 +273,90 @@ class Sm80BackwardPlan(Sm80Plan):
             ("lse", stages * self.tile_m * 4, f"{stages} tiles of lse"),
             ("delta", stages * self.tile_m * 4, f"{stages} tiles of delta"),
         ]
-        if not self.variant.deterministic:
+        if self.head_splits > 1:
+            buffers.append(("p", _tile_bytes(self.tile_n, self.tile_m), "P, transposed"))
+        if self.stores_ds:
             buffers.append(("ds", _tile_bytes(self.tile_n, self.tile_m), "dS, transposed"))
+        if self.walks_tiles:
+            walk_bytes = 32 * self.num_warps * self.walk_bytes
+            buffers.append(("walk", walk_bytes, "which tiles come next, of each thread"))
+        if self.program.score_needed:
+            score_bytes = 4 * self.score_m * 16 * self.key_atoms * self.num_warps
+            buffers.append(("scores", score_bytes, "S of each lane, for the derivative"))
         if self.variant.dropout:
-            keep_bytes = self.tile_m * self.tile_n // 8
+            keep_bytes = self.tile_m * self.tile_n // 4
             buffers.append(("keep", keep_bytes, "dropout's keep bits"))
         return _stack(buffers)
 
     @property
-    def dq_warps_m(self) -> int:
-        """Warps along the queries in dQ's product, 16 rows each; the others split its columns."""
-        return self.tile_m // 16
+    def walk_bytes(self) -> int:
+        """Size of a QueryWalk: the block's position and the walk, in ints."""
+        return 4 * ((8 if self.variant.layout == "varlen" else 6) + 5)
+
+    @property
+    def stores_ds(self) -> bool:
+        """Whether other warps read a warp's dS: for dQ, or for their columns of dK."""
+        return not self.variant.deterministic or self.head_splits > 1
+
+    @property
+    def score_m(self) -> int:
+        """Queries whose scores a warp holds at once."""
+        return self.tile_m // (self.head_splits * self.score_splits)
+
+    @property
+    def dq_atoms(self) -> int:
+        """Blocks of 16 queries of a warp in dQ's product; other warps have other columns.
+
+        Of those that give the busiest warp least to multiply, the one that reads least. A
+        deterministic variant's dQ kernel has all columns in a warp.
+        """
+        if self.variant.deterministic:
+            return 2 if self.padded_qk <= 128 and self.program.score is None else 1
+        legal = [n for n in (1, 2, 4) if self._dq_blocks(n)]
+        return min(legal, key=lambda n: (n * self._dq_blocks(n), n + self._dq_blocks(n)), default=1)
+
+    @property
+    def dq_tile_m(self) -> int:
+        """Queries of a thread block of the separate dQ kernel: four warps' rows."""
+        return max(64 * self.dq_atoms, self.tile_m)
+
+    @property
+    def dq_stages(self) -> int:
+        """Tiles of K and V in flight there, as many as two thread blocks of it have room for."""
+        stage = _tile_bytes(self.dq_tile_n, self.padded_qk) + _tile_bytes(
+            self.dq_tile_n, self.padded_v
+        )
+        fixed = _tile_bytes(self.dq_tile_m, self.padded_qk) + _tile_bytes(
+            self.dq_tile_m, self.padded_v
+        )
+        return 2 if 2 * (fixed + 2 * stage + 1024) <= self.target.max_smem_bytes + 1024 else 1
+
+    def _dq_blocks(self, atoms: int) -> int:
+        """16-column blocks of a warp that has ``atoms`` blocks of queries; 0 where none fits."""
+        warps_m, rest = divmod(self.tile_m, 16 * atoms)
+        if rest or self.num_warps % warps_m:
+            return 0
+        return -(-self.padded_qk // (16 * (self.num_warps // warps_m)))
 
     @property
     def registers_estimate(self) -> int:
-        """Accumulators of dK, dV, S, dP and S as it was where that is needed, and the overhead."""
-        columns = (self.padded_qk + self.padded_v) / self.head_splits
-        scores = 3 if self.program.score_needed else 2
-        return int(16 * (columns + scores * self.tile_m) / 32) + _OVERHEAD_REGISTERS
+        """Accumulators of dK, dV, S and dP, and the overhead."""
+        columns = sum(
+            16 * -(-padded // (16 * self.head_splits)) for padded in (self.padded_qk, self.padded_v)
+        )
+        return 16 * self.key_atoms * (columns + 2 * self.score_m) // 32 + _OVERHEAD_REGISTERS
 
     def check(self) -> KernelPlan:
         """This plan, once its tiles divide among the warps."""
-        if self.num_warps % self.head_splits or (
-            self.tile_n != 16 * self.num_warps // self.head_splits
-        ):
+        if self.tile_n * self.head_splits != 16 * self.key_atoms * self.num_warps:
             raise PlanError(
-                f"plan: {self.name}: expected tile_n = 16 * num_warps / head_splits, got "
-                f"{self.tile_n}, {self.num_warps} and {self.head_splits}."
+                f"plan: {self.name}: expected tile_n = 16 * key_atoms * num_warps / head_splits, "
+                f"got {self.tile_n}, {self.key_atoms}, {self.num_warps} and {self.head_splits}."
+            )
+        if self.tile_m % (16 * self.head_splits * self.score_splits):
+            raise PlanError(
+                f"plan: {self.name}: expected tile_m in multiples of 16 * head_splits * "
+                f"score_splits, got {self.tile_m}, {self.head_splits} and {self.score_splits}."
             )
         step = 32 if self.variant.dropout else 16
         if self.dq_tile_n % step:
@@ -277,10 +364,10 @@ class Sm80BackwardPlan(Sm80Plan):
                 f"plan: {self.name}: expected dq_tile_n in multiples of {step}, got "
                 f"{self.dq_tile_n}."
             )
-        if self.tile_m % 16 or self.num_warps % (self.tile_m // 16):
+        if not self.variant.deterministic and not self._dq_blocks(self.dq_atoms):
             raise PlanError(
-                f"plan: {self.name}: expected tile_m = 16 times a divisor of {self.num_warps} "
-                f"warps, got {self.tile_m}."
+                f"plan: {self.name}: expected tile_m = 16, 32 or 64 times a divisor of "
+                f"{self.num_warps} warps, got {self.tile_m}."
             )
         return super().check()
 
@@ -333,17 +420,24 @@ def _forward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     """
     columns = max(variant.head_dim, variant.head_dim_v)
     reads = _read_levels(program_for(variant))
-    shapes = [(128, 64, 4), (128, 32, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4)]
+    shapes = [(128, 64, 4, 1), (128, 32, 4, 1), (128, 64, 8, 1), (64, 64, 4, 1), (64, 32, 4, 1)]
     if columns > 128:
-        shapes = [(128, 64, 8), (64, 64, 4), (64, 32, 4)]
+        shapes = [(64, 64, 4, 2), (64, 64, 4, 1), (64, 32, 4, 1)]
     elif (columns > 64 and "score" in reads) or (
         columns > 96 and ("line" in reads or (reads and target.capability >= (10, 0)))
     ):
         shapes.insert(0, shapes.pop(2))
     elif columns > 96 and variant.dropout:  # 64 keys and random bits spill
         del shapes[0]
-    for tile_m, tile_n, num_warps in shapes:
-        yield {"tile_m": tile_m, "tile_n": tile_n, "num_warps": num_warps}
+    elif columns <= 64 and program_for(variant).score is None and not variant.dropout:
+        shapes.insert(0, (128, 128, 4, 1))
+    for tile_m, tile_n, num_warps, key_splits in shapes:
+        yield {
+            "tile_m": tile_m,
+            "tile_n": tile_n,
+            "num_warps": num_warps,
+            "key_splits": key_splits,
+        }
 
 
 def _read_levels(program: Program) -> frozenset[str]:
@@ -371,25 +465,33 @@ def _has_wide_gradient(program: Program) -> bool:
 def _backward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     """Tiles in order of preference; above 128 columns two warps share their keys' columns."""
     columns = max(variant.head_dim, variant.head_dim_v)
+    # tile_m, num_warps, key_atoms, head_splits, score_splits, num_stages, min_blocks
+    program = program_for(variant)
+    if columns <= 128 and program.gradients:  # their sums take registers
+        shapes = [(64, 8, 1, 1, 1, 2, 1)] if columns <= 64 else []
+    elif columns <= 64:
+        shapes = [(64, 4, 2, 1, 2, 1, 2), (64, 8, 1, 1, 1, 2, 1)]
+    elif columns <= 80:
+        shapes = [(64, 8, 1, 1, 1, 2, 1)]
+    elif columns <= 128:
+        shapes = [(64, 8, 2, 2, 1, 2, 1), (64, 8, 2, 2, 1, 1, 1)]
+    else:
+        shapes = [
+            (64, 8, 1, 2, 1, 2, 1),
+            (64, 8, 1, 2, 1, 1, 1),
+            (32, 8, 1, 2, 1, 1, 1),
+            (32, 4, 1, 2, 1, 1, 1),
+        ]
     if columns <= 128:
-        shapes = [(64, 8, 1, 2), (32, 8, 1, 2), (32, 4, 1, 2), (32, 4, 1, 1)]
-        program = program_for(variant)
-        plain = program.score is None and not _walks_tiles(program)
-        unmasked = program.mask is None or bool(program.params)  # params: a register too many
-        older = target.capability < (9, 0) and unmasked
-        if columns > 112 and (older or not plain):
-            shapes[:2] = shapes[1::-1]  # 64 queries spill, one register if plain; nvcc 13.0
-        if columns > 112 and target.capability >= (9, 0) and _has_wide_gradient(program):
-            shapes.insert(0, (16, 8, 1, 2))  # 32 queries spill three registers
-    elif columns <= 192:
-        shapes = [(64, 8, 2, 1), (32, 8, 2, 2), (32, 8, 2, 1), (32, 4, 2, 1), (16, 4, 2, 1)]
-    else:  # 64 queries spill
-        shapes = [(32, 8, 2, 2), (64, 8, 2, 1), (32, 8, 2, 1), (32, 4, 2, 1), (16, 4, 2, 1)]
-    for tile_m, num_warps, head_splits, num_stages in shapes:
+        shapes += [(32, 8, 1, 1, 1, 2, 1), (32, 4, 1, 1, 1, 2, 1), (32, 4, 1, 1, 1, 1, 1)]
+    for tile_m, num_warps, key_atoms, head_splits, score_splits, num_stages, min_blocks in shapes:
         yield {
             "tile_m": tile_m,
-            "tile_n": 16 * num_warps // head_splits,
+            "tile_n": 16 * key_atoms * num_warps // head_splits,
             "num_warps": num_warps,
+            "key_atoms": key_atoms,
             "head_splits": head_splits,
+            "score_splits": score_splits,
             "num_stages": num_stages,
+            "min_blocks": min_blocks,
         }
