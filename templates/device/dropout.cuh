@@ -50,7 +50,8 @@ __device__ __forceinline__ void keep_masks(uint32_t (&masks)[8], const Dropout& 
     }
 }
 
-// The same as bits: bit 2 * n + r for element 2 * r of the n-th accumulator, 16 up for the next one.
+// The same as bits: bit 2 * n + r for element 2 * r of the n-th accumulator, 16 up for the next
+// one.
 template <int kBits>
 __device__ __forceinline__ uint32_t keep_bits(const Dropout& d, uint32_t block_q, uint32_t block_kv,
                                               int lane) {

@@ -105,7 +105,8 @@ __device__ __forceinline__ void store_tile(const float (&x)[kBlocksN][4], OutTil
     for (int n = 0; n < kBlocksN; ++n) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            out_smem.store_pair(row + fragment_row(lane, 2 * r), col + n * 8 + fragment_col(lane, 0),
+            out_smem.store_pair(row + fragment_row(lane, 2 * r),
+                                col + n * 8 + fragment_col(lane, 0),
                                 Element::pack(x[n][2 * r], x[n][2 * r + 1]));
         }
     }
@@ -120,7 +121,7 @@ __device__ __forceinline__ void store_blocks(const float (&acc)[kAtoms][kBlocks]
         if (kParts * kBlocks == kLastBlock || first_block + n < kLastBlock) {
 #pragma unroll
             for (int i = 0; i < kAtoms * 4; ++i) {
-                const float(&pair)[4] = acc[i / 4][n][i % 2];
+                const float (&pair)[4] = acc[i / 4][n][i % 2];
                 const int r = i / 2 % 2;
                 const int col = (first_block + n) * 16 + i % 2 * 8 + fragment_col(lane, 0);
                 out_smem.store_pair(row + i / 4 * 16 + fragment_row(lane, 2 * r), col,

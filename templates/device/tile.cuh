@@ -111,8 +111,8 @@ struct SmemTile {
     template <int kHeadDim, int kNumThreads, typename Element>
     __device__ __forceinline__ void load_rows(const Element* gmem, int64_t row_stride,
                                               int num_rows) const {
-        load_async<kHeadDim, kNumThreads>(
-            thread_source<kHeadDim, kNumThreads>(gmem, row_stride), row_stride, num_rows);
+        load_async<kHeadDim, kNumThreads>(thread_source<kHeadDim, kNumThreads>(gmem, row_stride),
+                                          row_stride, num_rows);
     }
 
     // Zeroes the columns from kHeadDim to kCols, which load_async never touches.
