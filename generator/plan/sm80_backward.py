@@ -217,7 +217,7 @@ def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]
     # tile_m, num_warps, key_atoms, head_splits, score_splits, num_stages, min_blocks
     program = program_for(variant)
     if columns <= 128 and program.gradients:  # their sums take registers
-        shapes = [(64, 8, 1, 1, 1, 2, 1)] if columns <= 64 else []
+        shapes = [(64, 8, 1, 1, 1, 2, 1) if columns <= 64 else (32, 8, 1, 1, 2, 2, 1)]
     elif columns <= 64:
         splits = 4 if _walks_tiles(program) else 2  # 32 queries at once spill with a walk
         shapes = [(64, 4, 2, 1, splits, 1, 2), (64, 8, 1, 1, 1, 2, 1)]

@@ -94,9 +94,11 @@ def forward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]
     program = program_for(variant)
     reads = _read_levels(program)
     plain = program.score is None and program.tile_test is None
-    shapes = [(128, 64, 4, 1), (128, 32, 4, 1), (128, 64, 8, 1), (64, 64, 4, 1), (64, 32, 4, 1)]
+    # tile_m, tile_n, num_warps, key_splits, min_blocks
+    shapes = [(m, n, w, 1, 1) for m, n, w in ((128, 64, 4), (128, 32, 4), (128, 64, 8))]
+    small = [(64, 64, 4, 1, 1), (64, 32, 4, 1, 1)]
     if columns > 128:
-        shapes = [(64, 64, 4, 2), (64, 64, 4, 1), (64, 32, 4, 1)]
+        shapes = [(64, 64, 4, 2, 2), (128, 64, 8, 2, 1)]
     elif (columns > 64 and "score" in reads) or (
         columns > 96 and ("line" in reads or (reads and target.capability >= (10, 0)))
     ):
@@ -104,13 +106,14 @@ def forward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]
     elif columns > 96 and variant.dropout:  # 64 keys and random bits spill
         del shapes[0]
     elif columns <= 64 and plain and not variant.dropout:
-        shapes.insert(0, (128, 128, 4, 1))
-    for tile_m, tile_n, num_warps, key_splits in shapes:
+        shapes.insert(0, (128, 128, 4, 1, 1))
+    for tile_m, tile_n, num_warps, key_splits, min_blocks in shapes + small:
         yield {
             "tile_m": tile_m,
             "tile_n": tile_n,
             "num_warps": num_warps,
             "key_splits": key_splits,
+            "min_blocks": min_blocks,
         }
 
 
