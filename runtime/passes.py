@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..generator.arch import Target
+from ..generator.arch import Target, target_for_family
 from ..generator.spec import Spec
 from ..generator.variant import Variant
 from . import arguments
@@ -41,7 +41,7 @@ class PassRunner:
         """Load ``passes`` for ``device``, with the pins of ``spec``."""
         self.variant = variant
         self.key = variant.key
-        self.target: Target = target_of(device)
+        self.target: Target = target_for_family(target_of(device), family)
         self.handle = self.key if family is None else f"{self.key}@{family}"
         self._signature = signature_of(variant)
         self.gradient_slots = self._signature.gradient_slots
@@ -127,7 +127,7 @@ class PassRunner:
     def _load(self, device: torch.device, passes: Sequence[str]) -> dict[str, CompiledPass]:
         """Load ``passes`` for ``device``; those that aren't built yet are built together."""
         with self._lock:
-            target = target_of(device)
+            target = target_for_family(target_of(device), self._family)
             requests = [self._request(target, name) for name in passes]
             loaded = dict(zip(passes, load_passes(requests, device=device), strict=True))
             for name, compiled in loaded.items():

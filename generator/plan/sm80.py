@@ -11,7 +11,8 @@ from ..errors import PlanError
 from ..ir import Expr, Load, Name, walk
 from ..program import Program, ProgramCapture, TileBound, program_for
 from ..variant import Variant
-from .base import KernelPlan, SmemBuffer
+from .base import KernelPlan, SmemBuffer, first_legal, legal
+from .reads import read_levels
 
 _ELEMENT = {"fp16": "Fp16", "bf16": "Bf16"}
 _DL_CODE = {"fp16": "kDLFloat", "bf16": "kDLBfloat"}
@@ -24,7 +25,8 @@ def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def _tile_bytes(rows: int, cols: int) -> int:
+def tile_bytes(rows: int, cols: int) -> int:
+    """Bytes of a tile in shared memory."""
     return rows * (cols + _ROW_PADDING) * _ELEMENT_BYTES
 
 
@@ -71,6 +73,11 @@ class Sm80Plan(KernelPlan):
     min_blocks: int = 1
 
     pins: ClassVar[tuple[str, ...]] = ("tile_m", "tile_n", "num_warps", "min_blocks")
+
+    @property
+    def copy(self) -> str:
+        """The header in templates/device/ that fills tiles."""
+        return "copy_async"
 
     @property
     def padded_qk(self) -> int:
@@ -138,11 +145,11 @@ class Sm80ForwardPlan(Sm80Plan):
     @property
     def smem(self) -> tuple[SmemBuffer, ...]:
         """Q (later the output), K and V, one stage each: K(i - 1) loads while V(i) is used."""
-        q_bytes = _tile_bytes(self.tile_m, max(self.padded_qk, self.padded_v))
+        q_bytes = tile_bytes(self.tile_m, max(self.padded_qk, self.padded_v))
         buffers = [
             ("q", q_bytes, "Q, then the output"),
-            ("k", _tile_bytes(self.tile_n, self.padded_qk), "one tile of K"),
-            ("v", _tile_bytes(self.tile_n, self.padded_v), "one tile of V"),
+            ("k", tile_bytes(self.tile_n, self.padded_qk), "one tile of K"),
+            ("v", tile_bytes(self.tile_n, self.padded_v), "one tile of V"),
         ]
         if self.stats_in_smem:
             stats_bytes = 32 * self.num_warps * (self.tile_m // (16 * self.num_warps)) * 16
@@ -236,19 +243,29 @@ class Sm80BackwardPlan(Sm80Plan):
         """K and V for good, Q and dO in stages, dS to change hands between warps."""
         stages = self.num_stages
         buffers = [
-            ("k", _tile_bytes(self.tile_n, self.padded_qk), "K, then dK"),
-            ("v", _tile_bytes(self.tile_n, self.padded_v), "V, then dV"),
-            ("q", stages * _tile_bytes(self.tile_m, self.padded_qk), f"{stages} tiles of Q"),
-            ("dout", stages * _tile_bytes(self.tile_m, self.padded_v), f"{stages} tiles of dO"),
+            ("k", tile_bytes(self.tile_n, self.padded_qk), "K, then dK"),
+            ("v", tile_bytes(self.tile_n, self.padded_v), "V, then dV"),
+            ("q", stages * tile_bytes(self.tile_m, self.padded_qk), f"{stages} tiles of Q"),
+            ("dout", stages * tile_bytes(self.tile_m, self.padded_v), f"{stages} tiles of dO"),
             ("lse", stages * self.tile_m * 4, f"{stages} tiles of lse"),
             ("delta", stages * self.tile_m * 4, f"{stages} tiles of delta"),
         ]
         if not self.variant.deterministic:
-            buffers.append(("ds", _tile_bytes(self.tile_n, self.tile_m), "dS, transposed"))
+            buffers.append(("ds", tile_bytes(self.tile_n, self.tile_m), "dS, transposed"))
         if self.variant.dropout:
             keep_bytes = self.tile_m * self.tile_n // 8
             buffers.append(("keep", keep_bytes, "dropout's keep bits"))
         return _stack(buffers)
+
+    @property
+    def loads_ahead(self) -> bool:
+        """Whether the next step's tiles are on their way during a step, not only from its end."""
+        return self.num_stages > 1
+
+    @property
+    def dq_tile_m(self) -> int:
+        """Queries of a thread block of the separate dQ kernel."""
+        return 64
 
     @property
     def dq_warps_m(self) -> int:
@@ -287,13 +304,8 @@ class Sm80BackwardPlan(Sm80Plan):
 
 def plan(variant: Variant, pass_name: str, target: Target, family: str, reason: str) -> Sm80Plan:
     """The shipped plan: the first legal candidate."""
-    shipped = next(candidates(variant, pass_name, target, family, reason), None)
-    if shipped is None:
-        raise PlanError(
-            f"plan: {variant.key}: no {pass_name} tile fits {target.name} "
-            f"({target.max_smem_bytes} bytes of shared memory)."
-        )
-    return shipped
+    found = candidates(variant, pass_name, target, family, reason)
+    return first_legal(found, variant, pass_name, target)
 
 
 def candidates(
@@ -303,8 +315,8 @@ def candidates(
     forward = pass_name == "forward"
     kind = Sm80ForwardPlan if forward else Sm80BackwardPlan
     shapes = _forward if forward else _backward
-    for tiles in shapes(variant, target):
-        candidate = kind(
+    return legal(
+        kind(
             variant=variant,
             pass_name=pass_name,
             target=target,
@@ -312,11 +324,8 @@ def candidates(
             reason=reason,
             **tiles,
         )
-        try:
-            candidate.check()
-        except PlanError:
-            continue  # over a limit of this target
-        yield candidate
+        for tiles in shapes(variant, target)
+    )
 
 
 def _forward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
@@ -332,7 +341,7 @@ def _forward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     whose compiler asks for more of them ahead, where the mask does.
     """
     columns = max(variant.head_dim, variant.head_dim_v)
-    reads = _read_levels(program_for(variant))
+    reads = read_levels(program_for(variant))
     shapes = [(128, 64, 4), (128, 32, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4)]
     if columns > 128:
         shapes = [(128, 64, 8), (64, 64, 4), (64, 32, 4)]
@@ -344,23 +353,6 @@ def _forward(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
         del shapes[0]
     for tile_m, tile_n, num_warps in shapes:
         yield {"tile_m": tile_m, "tile_n": tile_n, "num_warps": num_warps}
-
-
-def _read_levels(program: Program) -> frozenset[str]:
-    """How fine the program's reads of tensors are.
-
-    "position" where any is of a row or a column, "line" where the score has such a read, "score"
-    where it has one of both.
-    """
-    found = set()
-    for root in (program.mask, program.score):
-        for node in () if root is None else walk(root):
-            if isinstance(node, Load):
-                names = {n.id for n in walk(node) if isinstance(n, Name)} & {"q_idx", "kv_idx"}
-                found |= {"position"} if names else set()
-                if root is program.score and names:
-                    found.add("score" if len(names) == 2 else "line")
-    return frozenset(found)
 
 
 def _has_wide_gradient(program: Program) -> bool:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ..generator.arch import NATIVE, Target, parse_target
 from ..generator.errors import SpecError
-from ..generator.variant import GPU_DTYPES
 from ..runtime import paths
 from ..runtime.catalogue import Catalogue, CatalogueEntry
 from ..runtime.unit import BuildRequest
@@ -88,5 +87,5 @@ def _targets(entry: CatalogueEntry, wanted: Sequence[Target], named: bool) -> Se
     return [
         target
         for target in wanted or listed or native_targets()
-        if (target in listed or not listed) and (target.is_cpu or entry.variant.dtype in GPU_DTYPES)
+        if (target in listed or not listed) and entry.variant.dtype in target.dtypes
     ]
