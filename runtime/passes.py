@@ -16,6 +16,7 @@ from . import arguments
 from .captures import signature_of
 from .devices import target_of
 from .loader import CompiledPass, load_passes
+from .tuning.store import tuned_pins
 from .unit import BuildRequest
 
 
@@ -128,14 +129,15 @@ class PassRunner:
         """Load ``passes`` for ``device``; those that aren't built yet are built together."""
         with self._lock:
             target = target_for_family(target_of(device), self._family)
-            requests = [self._request(target, name) for name in passes]
+            requests = [self._request(target, name, device) for name in passes]
             loaded = dict(zip(passes, load_passes(requests, device=device), strict=True))
             for name, compiled in loaded.items():
                 self._passes[device, name] = compiled
             return loaded
 
-    def _request(self, target: Target, pass_name: str) -> BuildRequest:
+    def _request(self, target: Target, pass_name: str, device: torch.device) -> BuildRequest:
         pins = () if self._spec is None else self._spec.pins_for(target.name, pass_name)
+        pins = pins or tuned_pins(self.variant, pass_name, target, self._family, device)
         return BuildRequest(self.variant, pass_name, target, self._family, pins)
 
 

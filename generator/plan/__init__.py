@@ -9,7 +9,7 @@ from typing import Any
 from ..arch import TARGETS, Target, family_for
 from ..errors import PlanError
 from ..variant import PASSES, Variant
-from . import cpu, sm75, sm80
+from . import cpu, shipped, sm75, sm80
 from .base import KernelPlan, SmemBuffer
 
 __all__ = ["KernelPlan", "SmemBuffer", "candidates", "plan"]
@@ -33,6 +33,8 @@ def plan(
     """
     planner, family, reason = _planner(variant, pass_name, target, family)
     chosen: KernelPlan = planner.plan(variant, pass_name, target, family, reason)
+    if shipped.TABLE:
+        chosen = chosen.pinned(dict(shipped.pins_of(variant.key, pass_name, target.name, family)))
     return chosen.pinned(pins or {}).check()
 
 
@@ -40,8 +42,12 @@ def candidates(
     variant: Variant, pass_name: str, target: Target, *, family: str | None = None
 ) -> Iterator[KernelPlan]:
     """Every legal plan for the tuner to time, the shipped one first."""
+    first = plan(variant, pass_name, target, family=family)
+    yield first
     planner, family, reason = _planner(variant, pass_name, target, family)
-    yield from planner.candidates(variant, pass_name, target, family, reason)
+    for found in planner.candidates(variant, pass_name, target, family, reason):
+        if found != first:
+            yield found
 
 
 def _planner(

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("explain", "Say what a variant computes, and which tiles it skips."),
     "verify": ("verify", "Run kernels on this machine against an fp64 reference."),
     "bench": ("bench", "Time kernels against every other implementation that is there."),
+    "tune": ("tune", "Find the plan that is fastest on this device."),
     "schema": ("schema", "Print the JSON Schema of a spec file."),
     "cache": ("cache", "Look after the compiled kernels: ls, du, gc, rm, verify."),
     "doctor": ("doctor", "Say what this machine can build and run, and what is missing."),
