@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...generator.arch import Target, family_for
+from ...generator.arch import Target, family_for, target_for_family
 from ...generator.errors import CacheError, PlanError, TargetError
 from ...generator.plan import plan
 from ...generator.variant import Variant
@@ -147,7 +147,7 @@ def pins_here(variant: Variant, pass_name: str, target: Target, family: str | No
 
     places = [torch.device("cpu")] if target.is_cpu else _cuda_devices()
     for place in places:
-        if target_of(place) == target:
+        if target_for_family(target_of(place), family) == target:
             return tuned_pins(variant, pass_name, target, family, place)
     return ()
 

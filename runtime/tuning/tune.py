@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...generator.arch import target_for_family
 from ...generator.errors import BenchError, CompileError, FlashgenError
 from ...generator.pins import Pin
 from ...generator.plan import candidates
@@ -108,7 +109,7 @@ class _Run:
         self.pass_name = pass_name
         self.settings = settings
         self.tell = tell
-        self.target = target_of(settings.device)
+        self.target = target_for_family(target_of(settings.device), settings.family)
         self.done = 0
         plans = candidates(entry.variant, pass_name, self.target, family=settings.family)
         chosen = list(islice(plans, settings.limit))
