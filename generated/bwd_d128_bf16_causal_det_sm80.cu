@@ -6,8 +6,8 @@
 //   delta = rowsum(dO * out) - dlse.
 // P is computed anew from Q, K and lse; nothing of size seqlen_q x seqlen_k exists. A thread block
 // owns kTileN keys of one K/V head and walks the queries that may see them, of all heads that share
-// it. A warp computes the transposed tiles S^T and dS^T of its own 16 keys, so both feed dV and dK
-// from registers.
+// it. A warp computes the transposed tiles S^T and dS^T of its own keys, so both feed dV and dK
+// from registers, and, through shared memory, those of the warps that share its keys.
 #include "device/copy_async.cuh"
 #include "device/product.cuh"
 #include "device/view.cuh"
@@ -28,13 +28,17 @@ constexpr int kHeadDimV = 128;  // of V and out
 // ---- Plan ----
 constexpr int kTileM = 64;  // queries of a step
 constexpr int kTileN = 128;  // keys of a thread block
-constexpr int kNumStages = 2;  // tiles of Q and dO in shared memory
-constexpr bool kLoadsAhead = true;  // the next step's tiles during this one, not at its end
+constexpr int kNumStages = 1;  // tiles of Q and dO in shared memory
+constexpr bool kLoadsAhead = false;  // the next step's tiles during this one, not at its end
 constexpr int kNumWarps = 8;
 constexpr int kNumThreads = 32 * kNumWarps;
 constexpr int kMinBlocks = 1;  // resident on a multiprocessor
-constexpr int kHeadSplits = 1;  // warps that share 16 keys, each with its columns of dK, dV
-constexpr int kBlocksM = kTileM / 8;  // n8 blocks of a score tile
+constexpr int kKeyAtoms = 2;  // blocks of 16 keys of a warp
+constexpr int kHeadSplits = 2;  // warps that share keys; each owns columns of dK and dV
+constexpr int kOwnM = kTileM / kHeadSplits;  // queries of a step that a warp scores,
+constexpr int kScoreSplits = 1;  // in this many parts,
+constexpr int kScoreM = kOwnM / kScoreSplits;  // of so many
+constexpr int kBlocksM = kScoreM / 8;  // n8 blocks of a score tile
 constexpr int kBlocksQk = 128 / 16;  // 16-column blocks of dQ and dK
 constexpr int kBlocksV = 128 / 16;  // of dV
 constexpr int kOwnBlocksQk = (kBlocksQk + kHeadSplits - 1) / kHeadSplits;  // a warp's share
@@ -46,15 +50,18 @@ using VTile = SmemTile<kTileN, 128>;
 using DoutTile = SmemTile<kTileM, 128>;
 using QCopy = TileCopy<QTile, kHeadDim, kNumThreads>;
 using DoutCopy = TileCopy<DoutTile, kHeadDimV, kNumThreads>;
+using ScoreTile = SmemTile<kTileN, kTileM>;  // dS^T, P^T
 
 // Shared memory, in bytes
 constexpr int kKOffset = 0;  // 34816: K, then dK
 constexpr int kVOffset = 34816;  // 34816: V, then dV
-constexpr int kQOffset = 69632;  // 34816: 2 tiles of Q
-constexpr int kDoutOffset = 104448;  // 34816: 2 tiles of dO
-constexpr int kLseOffset = 139264;  // 512: 2 tiles of lse
-constexpr int kDeltaOffset = 139776;  // 512: 2 tiles of delta
-constexpr int kSmemBytes = 140288;
+constexpr int kQOffset = 69632;  // 17408: 1 tiles of Q
+constexpr int kDoutOffset = 87040;  // 17408: 1 tiles of dO
+constexpr int kLseOffset = 104448;  // 256: 1 tiles of lse
+constexpr int kDeltaOffset = 104704;  // 256: 1 tiles of delta
+constexpr int kPOffset = 104960;  // 18432: P, transposed
+constexpr int kDsOffset = 123392;  // 18432: dS, transposed
+constexpr int kSmemBytes = 141824;
 
 // ---- Program ----
 // score = score
@@ -238,9 +245,11 @@ __global__ void __launch_bounds__(kDeltaThreads, 1)
 }
 
 // ---- dQ: in a kernel of its own, so that no sum depends on the order of thread blocks ----
-constexpr int kDqTileM = 64;  // queries of a thread block, 16 a warp
+constexpr int kDqAtoms = 2;  // blocks of 16 queries of a warp
+constexpr int kDqTileM = 128;  // queries of a thread block
 constexpr int kDqTileN = 32;  // keys of a step
-constexpr int kDqThreads = 2 * kDqTileM;
+constexpr int kDqStages = 1;  // tiles of K and V in flight
+constexpr int kDqThreads = 2 * kDqTileM / kDqAtoms;
 
 using DqQTile = SmemTile<kDqTileM, 128>;
 using DqDoutTile = SmemTile<kDqTileM, 128>;
@@ -248,8 +257,8 @@ using DqKTile = SmemTile<kDqTileN, 128>;
 using DqVTile = SmemTile<kDqTileN, 128>;
 constexpr int kDqDoutOffset = DqQTile::kBytes;
 constexpr int kDqKOffset = kDqDoutOffset + DqDoutTile::kBytes;
-constexpr int kDqVOffset = kDqKOffset + DqKTile::kBytes;
-constexpr int kDqSmemBytes = kDqVOffset + DqVTile::kBytes;
+constexpr int kDqVOffset = kDqKOffset + kDqStages * DqKTile::kBytes;
+constexpr int kDqSmemBytes = kDqVOffset + kDqStages * DqVTile::kBytes;
 static_assert(kDqSmemBytes <= 166912, "over the target's shared memory");
 
 // dQ = softmax_scale * dS @ K. A thread block owns kDqTileM queries and walks the keys they see.
@@ -259,8 +268,6 @@ __global__ void __launch_bounds__(kDqThreads)
     const uint32_t smem_base = smem_address(smem);
     const DqQTile q_smem{smem_base};
     const DqDoutTile dout_smem{smem_base + kDqDoutOffset};
-    const DqKTile k_smem{smem_base + kDqKOffset};
-    const DqVTile v_smem{smem_base + kDqVOffset};
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
 
@@ -275,73 +282,99 @@ __global__ void __launch_bounds__(kDqThreads)
     const Range full = full_keys(head, q_begin, q_begin + num_rows);
 
     q_smem.clear_padding<kHeadDim, kDqThreads>();
-    k_smem.clear_padding<kHeadDim, kDqThreads>();
     dout_smem.clear_padding<kHeadDimV, kDqThreads>();
-    v_smem.clear_padding<kHeadDimV, kDqThreads>();
+#pragma unroll
+    for (int stage = 0; stage < kDqStages; ++stage) {
+        DqKTile{smem_base + kDqKOffset + stage * DqKTile::kBytes}
+            .clear_padding<kHeadDim, kDqThreads>();
+        DqVTile{smem_base + kDqVOffset + stage * DqVTile::kBytes}
+            .clear_padding<kHeadDimV, kDqThreads>();
+    }
+    const auto load_step = [&](int stage, int kv_begin) {
+        const DqKTile k_smem{smem_base + kDqKOffset + stage * DqKTile::kBytes};
+        const DqVTile v_smem{smem_base + kDqVOffset + stage * DqVTile::kBytes};
+        const int row = sequence.kv_start + kv_begin;
+        copy_rows<kHeadDim, kDqThreads>(k_smem, p.k.row(sequence.batch(), h_kv, row),
+                                        p.k.row_stride, sequence.kv_len - kv_begin);
+        copy_rows<kHeadDimV, kDqThreads>(v_smem, p.v.row(sequence.batch(), h_kv, row),
+                                         p.v.row_stride, sequence.kv_len - kv_begin);
+        commit_copies();
+    };
     const int row = sequence.q_start + q_begin;
     copy_rows<kHeadDim, kDqThreads>(q_smem, p.q.row(sequence.batch(), h, row), p.q.row_stride,
                                     num_rows);
     copy_rows<kHeadDimV, kDqThreads>(dout_smem, p.dout.row(sequence.batch(), h, row),
                                      p.dout.row_stride, num_rows);
 
-    // Row statistics of the lane's two rows; a row past the end has dO = 0 and adds nothing.
-    float lse_log2[2], delta[2];
+    // Row statistics of the lane's rows; a row past the end has dO = 0 and adds nothing.
+    float lse_log2[2 * kDqAtoms], delta[2 * kDqAtoms];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const int row = q_begin + warp * 16 + fragment_row(lane, 2 * r);
+    for (int r = 0; r < 2 * kDqAtoms; ++r) {
+        const int row = q_begin + warp * kDqAtoms * 16 + fragment_row(lane, 2 * r);
         const bool exists = row < sequence.q_len;
         const float lse = exists ? p.lse[stats_row(p, sequence, h, row)] : 0.0f;
         lse_log2[r] = lse * kLog2EFloat;
         delta[r] = exists ? p.delta[stats_tile(p, sequence, h, 0) * kTileM + row] : 0.0f;
     }
 
-    float dq[kBlocksQk][2][4] = {};
-    for (int kv_begin = visible.begin / kDqTileN * kDqTileN; kv_begin < visible.end;
-         kv_begin += kDqTileN) {
-        const int key_row = sequence.kv_start + kv_begin;
-        copy_rows<kHeadDim, kDqThreads>(k_smem, p.k.row(sequence.batch(), h_kv, key_row),
-                                        p.k.row_stride, sequence.kv_len - kv_begin);
-        copy_rows<kHeadDimV, kDqThreads>(v_smem, p.v.row(sequence.batch(), h_kv, key_row),
-                                         p.v.row_stride, sequence.kv_len - kv_begin);
-        commit_copies();
-        wait_for_copies();
-        __syncthreads();  // Q, dO, K and V have landed
-
-        float s[kDqTileN / 8][4] = {};
-        float ds[kDqTileN / 8][4] = {};
-        multiply_rows<Element>(s, q_smem, warp * 16, k_smem, lane);
-        multiply_rows<Element>(ds, dout_smem, warp * 16, v_smem, lane);
+    float dq[kDqAtoms][kBlocksQk][2][4] = {};
+    const int first_begin = visible.begin / kDqTileN * kDqTileN;
+    if (visible.begin < visible.end) load_step(0, first_begin);
+    int stage = 0;
+    for (int kv_begin = first_begin; kv_begin < visible.end; kv_begin += kDqTileN) {
         const bool masked = kv_begin < full.begin || kv_begin + kDqTileN > full.end;
+        const int next_begin = kv_begin + kDqTileN;
+        const bool more = next_begin < visible.end;
+        const DqKTile k_smem{smem_base + kDqKOffset + stage * DqKTile::kBytes};
+        const DqVTile v_smem{smem_base + kDqVOffset + stage * DqVTile::kBytes};
+        wait_for_copies();
+        __syncthreads();  // Q, dO, K and V have landed; everyone is done with the last step
+        if (kDqStages > 1 && more) load_step((stage + 1) % kDqStages, next_begin);
+
+        float s[kDqAtoms][kDqTileN / 8][4] = {};
+        float ds[kDqAtoms][kDqTileN / 8][4] = {};
+        multiply_rows<Element>(s, q_smem, warp * kDqAtoms * 16, k_smem, lane);
+        multiply_rows<Element>(ds, dout_smem, warp * kDqAtoms * 16, v_smem, lane);
 #pragma unroll
-        for (int n = 0; n < kDqTileN / 8; ++n) {
+        for (int m = 0; m < kDqAtoms; ++m) {
+            const int q_first = q_begin + (warp * kDqAtoms + m) * 16;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                float probability = exp2_approx(s[n][i] * p.softmax_scale_log2 - lse_log2[i / 2]);
-                if (masked) {
-                    const int q_idx = q_begin + warp * 16 + fragment_row(lane, i);
-                    const int kv_idx = kv_begin + n * 8 + fragment_col(lane, i);
-                    const bool visible_here =
-                        kv_idx < sequence.kv_len &&
-                        mask_mod(p.program, head, make_row(p.program, head, q_idx),
-                                 make_column(p.program, head, kv_idx), q_idx, kv_idx);
-                    if (!visible_here) probability = 0.0f;
+            for (int n = 0; n < kDqTileN / 8; ++n) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int r = 2 * m + i / 2;
+                    float probability =
+                        exp2_approx(s[m][n][i] * p.softmax_scale_log2 - lse_log2[r]);
+                    if (masked) {
+                        const int q_idx = q_first + fragment_row(lane, i);
+                        const int kv_idx = kv_begin + n * 8 + fragment_col(lane, i);
+                        const bool visible_here =
+                            kv_idx < sequence.kv_len &&
+                            mask_mod(p.program, head, make_row(p.program, head, q_idx),
+                                     make_column(p.program, head, kv_idx), q_idx, kv_idx);
+                        if (!visible_here) probability = 0.0f;
+                    }
+                    ds[m][n][i] = probability * (ds[m][n][i] - delta[r]);
                 }
-                ds[n][i] = probability * (ds[n][i] - delta[i / 2]);
             }
         }
         multiply_accumulated<Element, kBlocksQk, 1>(dq, ds, k_smem, 0, lane);
-        __syncthreads();  // everyone is done with K and V
+        if (kDqStages == 1) {
+            __syncthreads();  // everyone is done with K and V
+            if (more) load_step(0, next_begin);
+        }
+        stage = (stage + 1) % kDqStages;
     }
 
     wait_for_all_copies();  // Q and dO, where there was no step to wait for
     __syncthreads();  // everyone is done with Q, whose place dQ takes
-    store_blocks<Element, kBlocksQk, 1>(dq, p.softmax_scale, q_smem, warp * 16, 0, lane);
+    store_blocks<Element, kBlocksQk, 1>(dq, p.softmax_scale, q_smem, warp * kDqAtoms * 16, 0, lane);
     __syncthreads();  // rows of the tile come from several warps where a store crosses them
     q_smem.store<kHeadDim, kDqThreads>(p.dq.row(sequence.batch(), h, row), p.dq.row_stride,
                                        num_rows);
 }
 
-// Turns S^T into P^T [16 keys, kTileM]; `masked` where some key may be hidden from some query.
+// Turns S^T into P^T [16 keys, kScoreM]; `masked` where some key may be hidden from some query.
 __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const float* lse_smem,
                                               bool masked, int q_begin, int kv_first,
                                               const Head& head, const Params& p, int lane) {
@@ -354,6 +387,7 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
         }
     }
     if (!masked) return;
+    lane = opaque(lane);  // or the compiler holds what the keys decide from step to step
     // After the exponential: a row that sees no key has lse = -inf, and exp2(s + inf) is no number.
 #pragma unroll
     for (int m = 0; m < kBlocksM; ++m) {
@@ -397,10 +431,12 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const VTile v_smem{smem_base + kVOffset};
     const float* lse_smem = reinterpret_cast<const float*>(smem + kLseOffset);
     const float* delta_smem = reinterpret_cast<const float*>(smem + kDeltaOffset);
+    const ScoreTile p_smem{smem_base + kPOffset};
+    const ScoreTile ds_smem{smem_base + kDsOffset};
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    const int key_block = warp / kHeadSplits;  // 16 keys
-    const int part = warp % kHeadSplits;  // of the columns of dK and dV
+    const int key_block = warp / kHeadSplits * kKeyAtoms;  // its first 16 keys
+    const int part = warp % kHeadSplits;  // of the queries, and of the columns of dK and dV
 
     const Position own = locate(p);
     const Sequence sequence = own.sequence;
@@ -466,8 +502,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     int h = h_kv * p.group;
     int tile = first_tile;
     if (any_visible) load_step(0, h, tile);
-    float dk[kOwnBlocksQk][2][4] = {};
-    float dv[kOwnBlocksV][2][4] = {};
+    float dk[kKeyAtoms][kOwnBlocksQk][2][4] = {};
+    float dv[kKeyAtoms][kOwnBlocksV][2][4] = {};
     // Steps: the tiles of one query head, then those of the next.
     for (int stage = 0; any_visible && h / p.group == opaque(h_kv);
          stage = (stage + 1) % kNumStages) {
@@ -483,35 +519,73 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         if (kLoadsAhead && next_h / p.group == opaque(h_kv)) {
             load_step((stage + 1) % kNumStages, next_h, next_tile);
         }
-        // S^T = K @ Q^T, then P^T  [16 keys, kTileM]
-        float s[kBlocksM][4] = {};
-        multiply_rows<Element>(s, k_smem, key_block * 16, q_smem, lane);
         const bool masked = kv_begin + kTileN > sequence.kv_len || q_begin < full.begin ||
                             min(q_begin + kTileM, sequence.q_len) > full.end;
-        probabilities(s, lse_smem + stage * kTileM, masked, q_begin, kv_begin + key_block * 16,
-                      head, p, lane);
+        // Opaque, or the compiler holds what these decide from step to step, and spills.
+        const int thread = opaque(threadIdx.x);
+        const int warp = thread / 32;
+        const int lane = thread % 32;
+        const int key_block = warp / kHeadSplits * kKeyAtoms;
+        const int part = warp % kHeadSplits;
+        // A warp scores its keys with its share of the queries; kScoreM of them at once.
+#pragma unroll 1
+        for (int split = 0; split < kScoreSplits; ++split) {
+            const int first_q = part * kOwnM + split * kScoreM;
+            const auto q_rows = q_smem.rows<kScoreM>(first_q);
+            const auto dout_rows = dout_smem.rows<kScoreM>(first_q);
+            const int stats = stage * kTileM + first_q;  // of lse and delta
 
-        // dV += (D * P)^T @ dO; D's scale is applied once, at the end
-        multiply_accumulated<Element, kBlocksV, kHeadSplits>(dv, s, dout_smem, part * kOwnBlocksV,
-                                                             lane);
-
-        // dP^T = D * (V @ dO^T), then dS^T = P^T * (dP^T - delta)
-        float ds[kBlocksM][4] = {};
-        multiply_rows<Element>(ds, v_smem, key_block * 16, dout_smem, lane);
+            // S^T = K @ Q^T, then P^T  [16 * kKeyAtoms keys, kScoreM]
+            float s[kKeyAtoms][kBlocksM][4] = {};
+            multiply_rows<Element>(s, k_smem, key_block * 16, q_rows, lane);
 #pragma unroll
-        for (int m = 0; m < kBlocksM; ++m) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float delta = delta_smem[stage * kTileM + m * 8 + fragment_col(lane, i)];
-                ds[m][i] = s[m][i] * (ds[m][i] - delta);
+            for (int m = 0; m < kKeyAtoms; ++m) {
+                const int kv_first = kv_begin + (key_block + m) * 16;
+                probabilities(s[m], lse_smem + stats, masked, q_begin + first_q, kv_first, head, p,
+                              lane);
             }
+
+            // dV += P^T @ dO
+            multiply_accumulated<Element, kBlocksV, kHeadSplits>(dv, s, dout_rows,
+                                                                 part * kOwnBlocksV, lane);
+#pragma unroll
+            for (int m = 0; m < kKeyAtoms; ++m) {
+                store_tile<Element>(s[m], p_smem, (key_block + m) * 16, first_q, lane);
+            }
+            // dP^T = D * (V @ dO^T), then dS^T = P^T * (dP^T - delta)
+            float ds[kKeyAtoms][kBlocksM][4] = {};
+            multiply_rows<Element>(ds, v_smem, key_block * 16, dout_rows, lane);
+#pragma unroll
+            for (int m = 0; m < kKeyAtoms; ++m) {
+#pragma unroll
+                for (int n = 0; n < kBlocksM; ++n) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const float delta = delta_smem[stats + n * 8 + fragment_col(lane, i)];
+                        ds[m][n][i] = s[m][n][i] * (ds[m][n][i] - delta);
+                    }
+                }
+                store_tile<Element>(ds[m], ds_smem, (key_block + m) * 16, first_q, lane);
+            }
+
+            // dK += dS^T @ Q
+            multiply_accumulated<Element, kBlocksQk, kHeadSplits>(dk, ds, q_rows,
+                                                                  part * kOwnBlocksQk, lane);
         }
 
-        // dK += dS^T @ Q
-        multiply_accumulated<Element, kBlocksQk, kHeadSplits>(dk, ds, q_smem, part * kOwnBlocksQk,
-                                                              lane);
-
-        __syncthreads();  // everyone is done with this step's tiles and keep bits
+        __syncthreads();  // P and dS are complete
+        // dV and dK from the queries that the other warps have scored.
+#pragma unroll 1
+        for (int i = 1; i < kHeadSplits; ++i) {
+            const int first_q = (part + i) % kHeadSplits * kOwnM;
+            multiply_stored<Element, kBlocksV, kHeadSplits>(dv, p_smem, key_block * 16, first_q,
+                                                            dout_smem.rows<kOwnM>(first_q),
+                                                            part * kOwnBlocksV, lane);
+            multiply_stored<Element, kBlocksQk, kHeadSplits>(dk, ds_smem, key_block * 16, first_q,
+                                                             q_smem.rows<kOwnM>(first_q),
+                                                             part * kOwnBlocksQk, lane);
+        }
+        __syncthreads();  // everyone is done with this step's tiles
         if (!kLoadsAhead && next_h / p.group == opaque(h_kv)) load_step(0, next_h, next_tile);
         h = next_h;
         tile = next_tile;

@@ -6,8 +6,8 @@
 //   delta = rowsum(dO * out) - dlse.
 // P is computed anew from Q, K and lse; nothing of size seqlen_q x seqlen_k exists. A thread block
 // owns kTileN keys of one K/V head and walks the queries that may see them, of all heads that share
-// it. A warp computes the transposed tiles S^T and dS^T of its own 16 keys, so both feed dV and dK
-// from registers.
+// it. A warp computes the transposed tiles S^T and dS^T of its own keys, so both feed dV and dK
+// from registers, and, through shared memory, those of the warps that share its keys.
 #include "device/copy_async.cuh"
 #include "device/product.cuh"
 #include "device/view.cuh"
@@ -28,13 +28,17 @@ constexpr int kHeadDimV = 128;  // of V and out
 // ---- Plan ----
 constexpr int kTileM = 64;  // queries of a step
 constexpr int kTileN = 128;  // keys of a thread block
-constexpr int kNumStages = 2;  // tiles of Q and dO in shared memory
-constexpr bool kLoadsAhead = true;  // the next step's tiles during this one, not at its end
+constexpr int kNumStages = 1;  // tiles of Q and dO in shared memory
+constexpr bool kLoadsAhead = false;  // the next step's tiles during this one, not at its end
 constexpr int kNumWarps = 8;
 constexpr int kNumThreads = 32 * kNumWarps;
 constexpr int kMinBlocks = 1;  // resident on a multiprocessor
-constexpr int kHeadSplits = 1;  // warps that share 16 keys, each with its columns of dK, dV
-constexpr int kBlocksM = kTileM / 8;  // n8 blocks of a score tile
+constexpr int kKeyAtoms = 2;  // blocks of 16 keys of a warp
+constexpr int kHeadSplits = 2;  // warps that share keys; each owns columns of dK and dV
+constexpr int kOwnM = kTileM / kHeadSplits;  // queries of a step that a warp scores,
+constexpr int kScoreSplits = 1;  // in this many parts,
+constexpr int kScoreM = kOwnM / kScoreSplits;  // of so many
+constexpr int kBlocksM = kScoreM / 8;  // n8 blocks of a score tile
 constexpr int kBlocksQk = 128 / 16;  // 16-column blocks of dQ and dK
 constexpr int kBlocksV = 128 / 16;  // of dV
 constexpr int kOwnBlocksQk = (kBlocksQk + kHeadSplits - 1) / kHeadSplits;  // a warp's share
@@ -46,17 +50,18 @@ using VTile = SmemTile<kTileN, 128>;
 using DoutTile = SmemTile<kTileM, 128>;
 using QCopy = TileCopy<QTile, kHeadDim, kNumThreads>;
 using DoutCopy = TileCopy<DoutTile, kHeadDimV, kNumThreads>;
-using DsTile = SmemTile<kTileN, kTileM>;  // dS^T
+using ScoreTile = SmemTile<kTileN, kTileM>;  // dS^T, P^T
 
 // Shared memory, in bytes
 constexpr int kKOffset = 0;  // 34816: K, then dK
 constexpr int kVOffset = 34816;  // 34816: V, then dV
-constexpr int kQOffset = 69632;  // 34816: 2 tiles of Q
-constexpr int kDoutOffset = 104448;  // 34816: 2 tiles of dO
-constexpr int kLseOffset = 139264;  // 512: 2 tiles of lse
-constexpr int kDeltaOffset = 139776;  // 512: 2 tiles of delta
-constexpr int kDsOffset = 140288;  // 18432: dS, transposed
-constexpr int kSmemBytes = 158720;
+constexpr int kQOffset = 69632;  // 17408: 1 tiles of Q
+constexpr int kDoutOffset = 87040;  // 17408: 1 tiles of dO
+constexpr int kLseOffset = 104448;  // 256: 1 tiles of lse
+constexpr int kDeltaOffset = 104704;  // 256: 1 tiles of delta
+constexpr int kPOffset = 104960;  // 18432: P, transposed
+constexpr int kDsOffset = 123392;  // 18432: dS, transposed
+constexpr int kSmemBytes = 141824;
 
 // ---- Program ----
 // score = score
@@ -229,10 +234,10 @@ __global__ void __launch_bounds__(kDeltaThreads, 1)
 }
 
 // ---- dQ: summed in fp32 by all thread blocks, then converted ----
-constexpr int kDqWarpsM = 4;  // warps along the queries; the others split the columns
+constexpr int kDqAtoms = 2;  // blocks of 16 queries of a warp
+constexpr int kDqWarpsM = kTileM / 16 / kDqAtoms;  // the other warps split the columns
 constexpr int kDqWarpsN = kNumWarps / kDqWarpsM;
 constexpr int kDqBlocks = (kBlocksQk + kDqWarpsN - 1) / kDqWarpsN;  // 16-column blocks of a warp
-static_assert(kTileM == 16 * kDqWarpsM, "a warp owns 16 rows of dQ");
 
 // Where block (row_block, column_block) of 16 x 16 lies in a tile of dq_accum. Within it, a lane's
 // four values of an accumulator are neighbours, so that a warp adds 512 contiguous bytes at once.
@@ -241,31 +246,22 @@ __device__ __forceinline__ int dq_block(int row_block, int column_block) {
 }
 
 // dQ += dS @ K  [kTileM, kHeadDim], summed over the thread blocks in global memory
-__device__ __forceinline__ void add_dq(float* dq_tile, DsTile ds_smem, KTile k_smem, int warp,
+__device__ __forceinline__ void add_dq(float* dq_tile, ScoreTile ds_smem, KTile k_smem, int warp,
                                        int lane) {
-    const int row_block = warp % kDqWarpsM;
+    const int row_block = warp % kDqWarpsM * kDqAtoms;
     const int first_block = warp / kDqWarpsM * kDqBlocks;
-    float dq[kDqBlocks][2][4] = {};
-#pragma unroll
-    for (int k = 0; k < kTileN; k += 16) {
-        uint32_t a[4];
-        ds_smem.load_a_trans(a, k, row_block * 16, lane);
-#pragma unroll
-        for (int n = 0; n < kDqBlocks; ++n) {
-            if (kDqWarpsN * kDqBlocks == kBlocksQk || first_block + n < kBlocksQk) {
-                uint32_t b[4];
-                k_smem.load_b_trans(b, k, (first_block + n) * 16, lane);
-                Element::mma(dq[n][0], a, b[0], b[1]);
-                Element::mma(dq[n][1], a, b[2], b[3]);
-            }
-        }
-    }
+    float dq[kDqAtoms][kDqBlocks][2][4] = {};
+    multiply_transposed<Element, kBlocksQk, kDqWarpsN>(dq, ds_smem, row_block * 16, k_smem,
+                                                       first_block, lane);
 #pragma unroll
     for (int n = 0; n < kDqBlocks; ++n) {
-        if (first_block + n < kBlocksQk) {
-            float* block = dq_tile + dq_block(row_block, first_block + n) + lane * 4;
-            red_add_4(block, dq[n][0]);
-            red_add_4(block + 128, dq[n][1]);
+        if (kDqWarpsN * kDqBlocks == kBlocksQk || first_block + n < kBlocksQk) {
+#pragma unroll
+            for (int m = 0; m < kDqAtoms; ++m) {
+                float* block = dq_tile + dq_block(row_block + m, first_block + n) + lane * 4;
+                red_add_4(block, dq[m][n][0]);
+                red_add_4(block + 128, dq[m][n][1]);
+            }
         }
     }
 }
@@ -299,7 +295,7 @@ __global__ void __launch_bounds__(kConvertThreads)
         sequence.q_len - q_begin);
 }
 
-// Turns S^T into P^T [16 keys, kTileM]; `masked` where some key may be hidden from some query.
+// Turns S^T into P^T [16 keys, kScoreM]; `masked` where some key may be hidden from some query.
 __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const float* lse_smem,
                                               bool masked, int q_begin, int kv_first,
                                               const Head& head, const Params& p, int lane) {
@@ -312,6 +308,7 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
         }
     }
     if (!masked) return;
+    lane = opaque(lane);  // or the compiler holds what the keys decide from step to step
     // After the exponential: a row that sees no key has lse = -inf, and exp2(s + inf) is no number.
 #pragma unroll
     for (int m = 0; m < kBlocksM; ++m) {
@@ -355,11 +352,12 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const VTile v_smem{smem_base + kVOffset};
     const float* lse_smem = reinterpret_cast<const float*>(smem + kLseOffset);
     const float* delta_smem = reinterpret_cast<const float*>(smem + kDeltaOffset);
-    const DsTile ds_smem{smem_base + kDsOffset};
+    const ScoreTile p_smem{smem_base + kPOffset};
+    const ScoreTile ds_smem{smem_base + kDsOffset};
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    const int key_block = warp / kHeadSplits;  // 16 keys
-    const int part = warp % kHeadSplits;  // of the columns of dK and dV
+    const int key_block = warp / kHeadSplits * kKeyAtoms;  // its first 16 keys
+    const int part = warp % kHeadSplits;  // of the queries, and of the columns of dK and dV
 
     const Position own = locate(p);
     const Sequence sequence = own.sequence;
@@ -425,8 +423,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     int h = h_kv * p.group;
     int tile = first_tile;
     if (any_visible) load_step(0, h, tile);
-    float dk[kOwnBlocksQk][2][4] = {};
-    float dv[kOwnBlocksV][2][4] = {};
+    float dk[kKeyAtoms][kOwnBlocksQk][2][4] = {};
+    float dv[kKeyAtoms][kOwnBlocksV][2][4] = {};
     // Steps: the tiles of one query head, then those of the next.
     for (int stage = 0; any_visible && h / p.group == opaque(h_kv);
          stage = (stage + 1) % kNumStages) {
@@ -442,46 +440,73 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         if (kLoadsAhead && next_h / p.group == opaque(h_kv)) {
             load_step((stage + 1) % kNumStages, next_h, next_tile);
         }
-        // S^T = K @ Q^T, then P^T  [16 keys, kTileM]
-        float s[kBlocksM][4] = {};
-        multiply_rows<Element>(s, k_smem, key_block * 16, q_smem, lane);
         const bool masked = kv_begin + kTileN > sequence.kv_len || q_begin < full.begin ||
                             min(q_begin + kTileM, sequence.q_len) > full.end;
-        probabilities(s, lse_smem + stage * kTileM, masked, q_begin, kv_begin + key_block * 16,
-                      head, p, lane);
+        // Opaque, or the compiler holds what these decide from step to step, and spills.
+        const int thread = opaque(threadIdx.x);
+        const int warp = thread / 32;
+        const int lane = thread % 32;
+        const int key_block = warp / kHeadSplits * kKeyAtoms;
+        const int part = warp % kHeadSplits;
+        // A warp scores its keys with its share of the queries; kScoreM of them at once.
+#pragma unroll 1
+        for (int split = 0; split < kScoreSplits; ++split) {
+            const int first_q = part * kOwnM + split * kScoreM;
+            const auto q_rows = q_smem.rows<kScoreM>(first_q);
+            const auto dout_rows = dout_smem.rows<kScoreM>(first_q);
+            const int stats = stage * kTileM + first_q;  // of lse and delta
 
-        // dV += (D * P)^T @ dO; D's scale is applied once, at the end
-        multiply_accumulated<Element, kBlocksV, kHeadSplits>(dv, s, dout_smem, part * kOwnBlocksV,
-                                                             lane);
-
-        // dP^T = D * (V @ dO^T), then dS^T = P^T * (dP^T - delta)
-        float ds[kBlocksM][4] = {};
-        multiply_rows<Element>(ds, v_smem, key_block * 16, dout_smem, lane);
+            // S^T = K @ Q^T, then P^T  [16 * kKeyAtoms keys, kScoreM]
+            float s[kKeyAtoms][kBlocksM][4] = {};
+            multiply_rows<Element>(s, k_smem, key_block * 16, q_rows, lane);
 #pragma unroll
-        for (int m = 0; m < kBlocksM; ++m) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float delta = delta_smem[stage * kTileM + m * 8 + fragment_col(lane, i)];
-                ds[m][i] = s[m][i] * (ds[m][i] - delta);
+            for (int m = 0; m < kKeyAtoms; ++m) {
+                const int kv_first = kv_begin + (key_block + m) * 16;
+                probabilities(s[m], lse_smem + stats, masked, q_begin + first_q, kv_first, head, p,
+                              lane);
             }
-        }
-        if (part == 0) {
+
+            // dV += P^T @ dO
+            multiply_accumulated<Element, kBlocksV, kHeadSplits>(dv, s, dout_rows,
+                                                                 part * kOwnBlocksV, lane);
 #pragma unroll
-            for (int m = 0; m < kBlocksM; ++m) {
+            for (int m = 0; m < kKeyAtoms; ++m) {
+                store_tile<Element>(s[m], p_smem, (key_block + m) * 16, first_q, lane);
+            }
+            // dP^T = D * (V @ dO^T), then dS^T = P^T * (dP^T - delta)
+            float ds[kKeyAtoms][kBlocksM][4] = {};
+            multiply_rows<Element>(ds, v_smem, key_block * 16, dout_rows, lane);
 #pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    ds_smem.store_pair(key_block * 16 + fragment_row(lane, 2 * r),
-                                       m * 8 + fragment_col(lane, 0),
-                                       Element::pack(ds[m][2 * r], ds[m][2 * r + 1]));
+            for (int m = 0; m < kKeyAtoms; ++m) {
+#pragma unroll
+                for (int n = 0; n < kBlocksM; ++n) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const float delta = delta_smem[stats + n * 8 + fragment_col(lane, i)];
+                        ds[m][n][i] = s[m][n][i] * (ds[m][n][i] - delta);
+                    }
                 }
+                store_tile<Element>(ds[m], ds_smem, (key_block + m) * 16, first_q, lane);
             }
+
+            // dK += dS^T @ Q
+            multiply_accumulated<Element, kBlocksQk, kHeadSplits>(dk, ds, q_rows,
+                                                                  part * kOwnBlocksQk, lane);
         }
 
-        // dK += dS^T @ Q
-        multiply_accumulated<Element, kBlocksQk, kHeadSplits>(dk, ds, q_smem, part * kOwnBlocksQk,
-                                                              lane);
-
-        __syncthreads();  // dS is complete; everyone is done with this step's tiles
+        __syncthreads();  // P and dS are complete
+        // dV and dK from the queries that the other warps have scored.
+#pragma unroll 1
+        for (int i = 1; i < kHeadSplits; ++i) {
+            const int first_q = (part + i) % kHeadSplits * kOwnM;
+            multiply_stored<Element, kBlocksV, kHeadSplits>(dv, p_smem, key_block * 16, first_q,
+                                                            dout_smem.rows<kOwnM>(first_q),
+                                                            part * kOwnBlocksV, lane);
+            multiply_stored<Element, kBlocksQk, kHeadSplits>(dk, ds_smem, key_block * 16, first_q,
+                                                             q_smem.rows<kOwnM>(first_q),
+                                                             part * kOwnBlocksQk, lane);
+        }
+        __syncthreads();  // everyone is done with this step's tiles
         if (!kLoadsAhead && next_h / p.group == opaque(h_kv)) load_step(0, next_h, next_tile);
         add_dq(p.dq_accum + stats_tile(p, sequence.opaque(), h, tile) * (kTileM * kBlocksQk * 16),
                ds_smem, k_smem, warp, lane);

@@ -4,6 +4,7 @@
 // softmax; nothing of size seqlen_q x seqlen_k exists. A thread block owns kTileM queries of one
 // head and walks the keys they may see in tiles of kTileN, last tile first.
 #include "device/copy_async.cuh"
+#include "device/product.cuh"
 #include "device/view.cuh"
 #include "host/attention_args.h"
 #include "host/launch.cuh"
@@ -25,16 +26,19 @@ constexpr int kTileN = 64;  // keys of a step
 constexpr int kNumWarps = 4;
 constexpr int kNumThreads = 32 * kNumWarps;
 constexpr int kMinBlocks = 1;  // resident on a multiprocessor
-constexpr int kAtomsM = kTileM / (16 * kNumWarps);  // m16 blocks of a warp
-constexpr int kBlocksN = kTileN / 8;                // n8 blocks of a score tile
-constexpr int kBlocksV = 128 / 8;  // n8 blocks of an output tile
+constexpr int kKeySplits = 1;  // warps that share queries; each scores its part of the keys
+constexpr int kWarpsM = kNumWarps / kKeySplits;  // warps along the queries
+constexpr int kAtomsM = kTileM / (16 * kWarpsM);  // m16 blocks of a warp
+constexpr int kOwnN = kTileN / kKeySplits;  // keys of a step that a warp scores
+constexpr int kBlocksN = kOwnN / 8;  // n8 blocks of its score tile
+constexpr int kBlocksV = 128 / 16;  // 16-column blocks of an output tile
+constexpr int kOwnBlocksV = (kBlocksV + kKeySplits - 1) / kKeySplits;  // a warp's share
 using QTile = SmemTile<kTileM, 128>;
 using KTile = SmemTile<kTileN, 128>;
 using VTile = SmemTile<kTileN, 128>;
 using OutTile = SmemTile<kTileM, 128>;  // takes Q's place at the end
 using KCopy = TileCopy<KTile, kHeadDim, kNumThreads>;
 using VCopy = TileCopy<VTile, kHeadDimV, kNumThreads>;
-
 // Shared memory, in bytes
 constexpr int kQOffset = 0;  // 34816: Q, then the output
 constexpr int kKOffset = 34816;  // 17408: one tile of K
@@ -110,7 +114,7 @@ struct Params {
 };
 
 // What a warp keeps of its queries: kAtomsM blocks of 16 rows, of which a lane holds two each.
-using Output = float[kAtomsM][kBlocksV][4];
+using Output = float[kAtomsM][kOwnBlocksV][2][4];
 struct RowStats {
     float row_max[kAtomsM][2];
     float row_sum[kAtomsM][2];  // this lane's columns only, until the end
@@ -150,27 +154,6 @@ __device__ __forceinline__ Head head_of(const Params& p, const Position& at) {
     return make_head(p.program, p.first_batch + at.b, at.h, at.h / p.group, at.q_len, at.kv_len,
                      p.num_heads);
 }
-// S = Q @ K^T  [kTileM, kTileN]
-__device__ __forceinline__ void multiply_qk(float (&s)[kAtomsM][kBlocksN][4], QTile q_smem,
-                                            KTile k_smem, int warp, int lane) {
-#pragma unroll
-    for (int k = 0; k < QTile::kCols; k += 16) {
-        uint32_t a[kAtomsM][4];
-#pragma unroll
-        for (int m = 0; m < kAtomsM; ++m) q_smem.load_a(a[m], (warp * kAtomsM + m) * 16, k, lane);
-#pragma unroll
-        for (int n = 0; n < kBlocksN; n += 2) {
-            uint32_t b[4];
-            k_smem.load_b(b, n * 8, k, lane);
-#pragma unroll
-            for (int m = 0; m < kAtomsM; ++m) {
-                Element::mma(s[m][n], a[m], b[0], b[1]);
-                Element::mma(s[m][n + 1], a[m], b[2], b[3]);
-            }
-        }
-    }
-}
-
 // Hides the keys that a query may not see, and those past the sequence's end.
 __device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], const Params& p,
                                            const Head& head, int q_begin, int kv_begin, int warp,
@@ -230,41 +213,34 @@ __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], O
             stats.row_sum[m][r] = row_sum;
             if (__any_sync(0xffffffff, rescale != 1.0f)) {
 #pragma unroll
-                for (int n = 0; n < kBlocksV; ++n) {
-                    out[m][n][2 * r] *= rescale;
-                    out[m][n][2 * r + 1] *= rescale;
+                for (int n = 0; n < 2 * kOwnBlocksV; ++n) {
+                    out[m][n / 2][n % 2][2 * r] *= rescale;
+                    out[m][n / 2][n % 2][2 * r + 1] *= rescale;
                 }
             }
         }
     }
 }
 
-// out += P @ V  [kTileM, kHeadDimV]; P goes from accumulators to operands without leaving registers
+// out += P @ V  [kTileM, kHeadDimV], by the keys that the warp has scored; P goes from accumulators
+// to operands without leaving registers
 __device__ __forceinline__ void multiply_pv(Output& out, const float (&p)[kAtomsM][kBlocksN][4],
-                                            VTile v_smem, int lane) {
+                                            SmemTile<kOwnN, VTile::kCols> v_smem, int warp,
+                                            int part, int lane) {
 #pragma unroll
-    for (int k = 0; k < kTileN; k += 16) {
+    for (int k = 0; k < kOwnN; k += 16) {
         uint32_t a[kAtomsM][4];
 #pragma unroll
         for (int m = 0; m < kAtomsM; ++m) {
             accumulator_to_a<Element>(a[m], p[m][k / 8], p[m][k / 8 + 1]);
         }
-#pragma unroll
-        for (int n = 0; n < kBlocksV; n += 2) {
-            uint32_t b[4];
-            v_smem.load_b_trans(b, k, n * 8, lane);
-#pragma unroll
-            for (int m = 0; m < kAtomsM; ++m) {
-                Element::mma(out[m][n], a[m], b[0], b[1]);
-                Element::mma(out[m][n + 1], a[m], b[2], b[3]);
-            }
-        }
+        multiply_step<Element, kBlocksV, kKeySplits>(out, a, v_smem, k, part * kOwnBlocksV, lane);
     }
 }
-
 // Divides by the row sums, writes lse, and leaves the output tile in shared memory.
 __device__ __forceinline__ void finish(const Output& out, const RowStats& stats, OutTile out_smem,
-                                       const Position& at, const Params& p, int warp, int lane) {
+                                       const Position& at, const Params& p, int warp, int part,
+                                       int lane) {
     float* lse = p.lse + lse_row(p, at);
 #pragma unroll
     for (int m = 0; m < kAtomsM; ++m) {
@@ -283,10 +259,13 @@ __device__ __forceinline__ void finish(const Output& out, const RowStats& stats,
             }
             const float inverse = empty ? 0.0f : scale / row_sum;
 #pragma unroll
-            for (int n = 0; n < kBlocksV; ++n) {
-                out_smem.store_pair(
-                    row + 8 * r, n * 8 + lane % 4 * 2,
-                    Element::pack(out[m][n][2 * r] * inverse, out[m][n][2 * r + 1] * inverse));
+            for (int n = 0; n < 2 * kOwnBlocksV; ++n) {
+                const int col = part * kOwnBlocksV * 16 + n * 8 + lane % 4 * 2;
+                const float (&x)[4] = out[m][n / 2][n % 2];
+                if (kKeySplits * kOwnBlocksV == kBlocksV || col < kBlocksV * 16) {
+                    out_smem.store_pair(row + 8 * r, col,
+                                        Element::pack(x[2 * r] * inverse, x[2 * r + 1] * inverse));
+                }
             }
         }
     }
@@ -298,9 +277,9 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const QTile q_smem{smem_address(smem) + kQOffset};
     const KTile k_smem{smem_address(smem) + kKOffset};
     const VTile v_smem{smem_address(smem) + kVOffset};
-    const int warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / 32 / kKeySplits;  // along the queries
+    const int part = threadIdx.x / 32 % kKeySplits;  // of a step's keys and of the output's columns
     const int lane = threadIdx.x % 32;
-
     const Position at = locate(p);
     const Head head = head_of(p, at);
     const Range visible = visible_keys(head, at.q_begin, at.q_begin + at.num_rows);
@@ -345,16 +324,18 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         load_v(kv_begin);
 
         float s[kAtomsM][kBlocksN][4] = {};
-        multiply_qk(s, q_smem, k_smem, warp, lane);
+        const int own_begin = kv_begin + part * kOwnN;
+        multiply_rows<Element>(s, q_smem, warp * kAtomsM * 16, k_smem.rows<kOwnN>(part * kOwnN),
+                               lane);  // S = Q @ K^T
         const bool full = kv_begin >= full_tiles.begin && kv_begin + kTileN <= full_tiles.end;
-        if (!full) apply_mask(s, p, head, at.q_begin, kv_begin, warp, lane);
-
+        if (!full) apply_mask(s, p, head, at.q_begin, own_begin, warp, lane);
         v_copy.finish(v_smem);
         wait_for_copies();
         __syncthreads();  // this tile's V has landed; everyone is done with its K
         if (kv_begin > kv_first) load_k(kv_begin - kTileN);
         softmax_step(s, out, stats, p.softmax_scale_log2);
-        multiply_pv(out, s, v_smem, lane);
+        const auto own_v = v_smem.rows<kOwnN>(part * kOwnN);
+        multiply_pv(out, s, own_v, warp, part, lane);
     }
 
     // Q, where there was no tile to wait for, has landed; everyone is done with it, and the output
@@ -363,7 +344,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     __syncthreads();
     const OutTile out_smem{q_smem.base};
     const Position end = locate(p);
-    finish(out, stats, out_smem, end, p, warp, lane);
+    finish(out, stats, out_smem, end, p, warp, part, lane);
     __syncthreads();  // rows of the tile come from several warps where a store crosses them
     out_smem.store<kHeadDimV, kNumThreads>(p.out.row(end.b, end.h, end.q_start + end.q_begin),
                                            p.out.row_stride, end.num_rows);

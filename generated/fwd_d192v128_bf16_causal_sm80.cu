@@ -4,6 +4,7 @@
 // softmax; nothing of size seqlen_q x seqlen_k exists. A thread block owns kTileM queries of one
 // head and walks the keys they may see in tiles of kTileN, last tile first.
 #include "device/copy_async.cuh"
+#include "device/product.cuh"
 #include "device/view.cuh"
 #include "host/attention_args.h"
 #include "host/launch.cuh"
@@ -20,26 +21,32 @@ constexpr int kHeadDim = 192;  // of Q and K
 constexpr int kHeadDimV = 128;  // of V and out
 
 // ---- Plan ----
-constexpr int kTileM = 128;  // queries of a thread block
+constexpr int kTileM = 64;  // queries of a thread block
 constexpr int kTileN = 64;  // keys of a step
-constexpr int kNumWarps = 8;
+constexpr int kNumWarps = 4;
 constexpr int kNumThreads = 32 * kNumWarps;
-constexpr int kMinBlocks = 1;  // resident on a multiprocessor
-constexpr int kAtomsM = kTileM / (16 * kNumWarps);  // m16 blocks of a warp
-constexpr int kBlocksN = kTileN / 8;                // n8 blocks of a score tile
-constexpr int kBlocksV = 128 / 8;  // n8 blocks of an output tile
+constexpr int kMinBlocks = 2;  // resident on a multiprocessor
+constexpr int kKeySplits = 2;  // warps that share queries; each scores its part of the keys
+constexpr int kWarpsM = kNumWarps / kKeySplits;  // warps along the queries
+constexpr int kAtomsM = kTileM / (16 * kWarpsM);  // m16 blocks of a warp
+constexpr int kOwnN = kTileN / kKeySplits;  // keys of a step that a warp scores
+constexpr int kBlocksN = kOwnN / 8;  // n8 blocks of its score tile
+constexpr int kBlocksV = 128 / 16;  // 16-column blocks of an output tile
+constexpr int kOwnBlocksV = (kBlocksV + kKeySplits - 1) / kKeySplits;  // a warp's share
 using QTile = SmemTile<kTileM, 192>;
 using KTile = SmemTile<kTileN, 192>;
 using VTile = SmemTile<kTileN, 128>;
 using OutTile = SmemTile<kTileM, 128>;  // takes Q's place at the end
 using KCopy = TileCopy<KTile, kHeadDim, kNumThreads>;
 using VCopy = TileCopy<VTile, kHeadDimV, kNumThreads>;
-
+using PTile = SmemTile<kTileM, kTileN>;  // P, which changes hands between warps
 // Shared memory, in bytes
-constexpr int kQOffset = 0;  // 51200: Q, then the output
-constexpr int kKOffset = 51200;  // 25600: one tile of K
-constexpr int kVOffset = 76800;  // 17408: one tile of V
-constexpr int kSmemBytes = 94208;
+constexpr int kQOffset = 0;  // 25600: Q, then the output
+constexpr int kKOffset = 25600;  // 25600: one tile of K
+constexpr int kVOffset = 51200;  // 17408: one tile of V
+constexpr int kPOffset = 68608;  // 9216: P, to change hands
+constexpr int kRowsOffset = 77824;  // 512: row maxima, then sums, of each part
+constexpr int kSmemBytes = 78336;
 
 // ---- Program ----
 // score = score
@@ -110,7 +117,7 @@ struct Params {
 };
 
 // What a warp keeps of its queries: kAtomsM blocks of 16 rows, of which a lane holds two each.
-using Output = float[kAtomsM][kBlocksV][4];
+using Output = float[kAtomsM][kOwnBlocksV][2][4];
 struct RowStats {
     float row_max[kAtomsM][2];
     float row_sum[kAtomsM][2];  // this lane's columns only, until the end
@@ -150,27 +157,6 @@ __device__ __forceinline__ Head head_of(const Params& p, const Position& at) {
     return make_head(p.program, p.first_batch + at.b, at.h, at.h / p.group, at.q_len, at.kv_len,
                      p.num_heads);
 }
-// S = Q @ K^T  [kTileM, kTileN]
-__device__ __forceinline__ void multiply_qk(float (&s)[kAtomsM][kBlocksN][4], QTile q_smem,
-                                            KTile k_smem, int warp, int lane) {
-#pragma unroll
-    for (int k = 0; k < QTile::kCols; k += 16) {
-        uint32_t a[kAtomsM][4];
-#pragma unroll
-        for (int m = 0; m < kAtomsM; ++m) q_smem.load_a(a[m], (warp * kAtomsM + m) * 16, k, lane);
-#pragma unroll
-        for (int n = 0; n < kBlocksN; n += 2) {
-            uint32_t b[4];
-            k_smem.load_b(b, n * 8, k, lane);
-#pragma unroll
-            for (int m = 0; m < kAtomsM; ++m) {
-                Element::mma(s[m][n], a[m], b[0], b[1]);
-                Element::mma(s[m][n + 1], a[m], b[2], b[3]);
-            }
-        }
-    }
-}
-
 // Hides the keys that a query may not see, and those past the sequence's end.
 __device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], const Params& p,
                                            const Head& head, int q_begin, int kv_begin, int warp,
@@ -196,22 +182,39 @@ __device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], con
         }
     }
 }
+// Leaves the greatest score of each row of the warp where the warps with its other keys find it.
+__device__ __forceinline__ void share_maxima(float* maxima, const float (&s)[kAtomsM][kBlocksN][4],
+                                             int warp, int lane) {
+#pragma unroll
+    for (int m = 0; m < kAtomsM; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float row_max = -INFINITY;
+#pragma unroll
+            for (int n = 0; n < kBlocksN; ++n) {
+                row_max = fmaxf(row_max, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+            }
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 1));
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 2));
+            const int row = (warp * kAtomsM + m) * 16 + fragment_row(lane, 2 * r);
+            if (lane % 4 == 0) maxima[row] = row_max;
+        }
+    }
+}
+
 // One step of the online softmax: turns scores into probabilities relative to the new row maximum,
 // and rescales what was summed relative to the old one.
 __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], Output& out,
-                                             RowStats& stats, float scale_log2) {
+                                             RowStats& stats, const float* maxima, int warp,
+                                             int lane, float scale_log2) {
 #pragma unroll
     for (int m = 0; m < kAtomsM; ++m) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float row_max = stats.row_max[m][r];
+            const int row = (warp * kAtomsM + m) * 16 + fragment_row(lane, 2 * r);
 #pragma unroll
-            for (int n = 0; n < kBlocksN; ++n) {
-                row_max = fmaxf(row_max, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
-            }
-            // The four lanes of a quad share a row.
-            row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 1));
-            row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 2));
+            for (int i = 0; i < kKeySplits; ++i) row_max = fmaxf(row_max, maxima[i * kTileM + row]);
             // A row that has seen no key yet: exp2(-inf - 0) = 0, where -inf - -inf is NaN. Maxima
             // are subtracted before they are scaled: an unchanged one rescales by exactly 1.
             const float safe_max = row_max == -INFINITY ? 0.0f : row_max;
@@ -230,63 +233,70 @@ __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], O
             stats.row_sum[m][r] = row_sum;
             if (__any_sync(0xffffffff, rescale != 1.0f)) {
 #pragma unroll
-                for (int n = 0; n < kBlocksV; ++n) {
-                    out[m][n][2 * r] *= rescale;
-                    out[m][n][2 * r + 1] *= rescale;
+                for (int n = 0; n < 2 * kOwnBlocksV; ++n) {
+                    out[m][n / 2][n % 2][2 * r] *= rescale;
+                    out[m][n / 2][n % 2][2 * r + 1] *= rescale;
                 }
             }
         }
     }
 }
 
-// out += P @ V  [kTileM, kHeadDimV]; P goes from accumulators to operands without leaving registers
+// out += P @ V  [kTileM, kHeadDimV], by the keys that the warp has scored; P goes from accumulators
+// to operands without leaving registers
 __device__ __forceinline__ void multiply_pv(Output& out, const float (&p)[kAtomsM][kBlocksN][4],
-                                            VTile v_smem, int lane) {
+                                            SmemTile<kOwnN, VTile::kCols> v_smem, PTile p_smem,
+                                            int warp, int part, int lane) {
 #pragma unroll
-    for (int k = 0; k < kTileN; k += 16) {
+    for (int k = 0; k < kOwnN; k += 16) {
         uint32_t a[kAtomsM][4];
 #pragma unroll
         for (int m = 0; m < kAtomsM; ++m) {
             accumulator_to_a<Element>(a[m], p[m][k / 8], p[m][k / 8 + 1]);
+            p_smem.store_a(a[m], (warp * kAtomsM + m) * 16, part * kOwnN + k, lane);
         }
-#pragma unroll
-        for (int n = 0; n < kBlocksV; n += 2) {
-            uint32_t b[4];
-            v_smem.load_b_trans(b, k, n * 8, lane);
-#pragma unroll
-            for (int m = 0; m < kAtomsM; ++m) {
-                Element::mma(out[m][n], a[m], b[0], b[1]);
-                Element::mma(out[m][n + 1], a[m], b[2], b[3]);
-            }
-        }
+        multiply_step<Element, kBlocksV, kKeySplits>(out, a, v_smem, k, part * kOwnBlocksV, lane);
     }
 }
-
 // Divides by the row sums, writes lse, and leaves the output tile in shared memory.
 __device__ __forceinline__ void finish(const Output& out, const RowStats& stats, OutTile out_smem,
-                                       const Position& at, const Params& p, int warp, int lane) {
+                                       const Position& at, const Params& p,
+                                       float* sums,  // [kKeySplits][kTileM], of other warps' keys
+                                       int warp, int part, int lane) {
     float* lse = p.lse + lse_row(p, at);
+#pragma unroll
+    for (int i = 0; i < 2 * kAtomsM; ++i) {
+        float row_sum = stats.row_sum[i / 2][i % 2];
+        row_sum += __shfl_xor_sync(0xffffffff, row_sum, 1);
+        row_sum += __shfl_xor_sync(0xffffffff, row_sum, 2);
+        const int row = warp * kAtomsM * 16 + i * 8 + lane / 4;
+        if (lane % 4 == 0) sums[part * kTileM + row] = row_sum;
+    }
+    sync_warps<32 * kKeySplits>(1 + warp);  // the sums of these queries are complete
 #pragma unroll
     for (int m = 0; m < kAtomsM; ++m) {
         const int row = (warp * kAtomsM + m) * 16 + lane / 4;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float row_sum = stats.row_sum[m][r];
-            row_sum += __shfl_xor_sync(0xffffffff, row_sum, 1);
-            row_sum += __shfl_xor_sync(0xffffffff, row_sum, 2);
+            float row_sum = 0.0f;
+#pragma unroll
+            for (int i = 0; i < kKeySplits; ++i) row_sum += sums[i * kTileM + row + 8 * r];
             float row_max = stats.row_max[m][r] * p.softmax_scale;
             float scale = 1.0f;
             // A query without keys: output 0, lse -inf.
             const bool empty = row_sum == 0.0f;  // a NaN is not empty
-            if (lane % 4 == 0 && row + 8 * r < at.num_rows) {
+            if (part == 0 && lane % 4 == 0 && row + 8 * r < at.num_rows) {
                 lse[row + 8 * r] = empty ? -INFINITY : row_max + logf(row_sum);
             }
             const float inverse = empty ? 0.0f : scale / row_sum;
 #pragma unroll
-            for (int n = 0; n < kBlocksV; ++n) {
-                out_smem.store_pair(
-                    row + 8 * r, n * 8 + lane % 4 * 2,
-                    Element::pack(out[m][n][2 * r] * inverse, out[m][n][2 * r + 1] * inverse));
+            for (int n = 0; n < 2 * kOwnBlocksV; ++n) {
+                const int col = part * kOwnBlocksV * 16 + n * 8 + lane % 4 * 2;
+                const float (&x)[4] = out[m][n / 2][n % 2];
+                if (kKeySplits * kOwnBlocksV == kBlocksV || col < kBlocksV * 16) {
+                    out_smem.store_pair(row + 8 * r, col,
+                                        Element::pack(x[2 * r] * inverse, x[2 * r + 1] * inverse));
+                }
             }
         }
     }
@@ -298,9 +308,11 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const QTile q_smem{smem_address(smem) + kQOffset};
     const KTile k_smem{smem_address(smem) + kKOffset};
     const VTile v_smem{smem_address(smem) + kVOffset};
-    const int warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / 32 / kKeySplits;  // along the queries
+    const int part = threadIdx.x / 32 % kKeySplits;  // of a step's keys and of the output's columns
     const int lane = threadIdx.x % 32;
-
+    const PTile p_smem{smem_address(smem) + kPOffset};
+    float* rows_smem = reinterpret_cast<float*>(smem + kRowsOffset);  // [kKeySplits][kTileM]
     const Position at = locate(p);
     const Head head = head_of(p, at);
     const Range visible = visible_keys(head, at.q_begin, at.q_begin + at.num_rows);
@@ -345,16 +357,32 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         load_v(kv_begin);
 
         float s[kAtomsM][kBlocksN][4] = {};
-        multiply_qk(s, q_smem, k_smem, warp, lane);
+        // Opaque, or the compiler holds the addresses of all that the parts share, and spills.
+        const int thread = opaque(threadIdx.x);
+        const int warp = thread / 32 / kKeySplits;
+        const int part = thread / 32 % kKeySplits;
+        const int lane = thread % 32;
+        const int own_begin = kv_begin + part * kOwnN;
+        multiply_rows<Element>(s, q_smem, warp * kAtomsM * 16, k_smem.rows<kOwnN>(part * kOwnN),
+                               lane);  // S = Q @ K^T
         const bool full = kv_begin >= full_tiles.begin && kv_begin + kTileN <= full_tiles.end;
-        if (!full) apply_mask(s, p, head, at.q_begin, kv_begin, warp, lane);
-
+        if (!full) apply_mask(s, p, head, at.q_begin, own_begin, warp, lane);
+        share_maxima(rows_smem + part * kTileM, s, warp, lane);
         v_copy.finish(v_smem);
         wait_for_copies();
         __syncthreads();  // this tile's V has landed; everyone is done with its K
         if (kv_begin > kv_first) load_k(kv_begin - kTileN);
-        softmax_step(s, out, stats, p.softmax_scale_log2);
-        multiply_pv(out, s, v_smem, lane);
+        softmax_step(s, out, stats, rows_smem, warp, lane, p.softmax_scale_log2);
+        const auto own_v = v_smem.rows<kOwnN>(part * kOwnN);
+        multiply_pv(out, s, own_v, p_smem, warp, part, lane);
+        sync_warps<32 * kKeySplits>(1 + warp);  // P of these queries is complete
+#pragma unroll 1
+        for (int i = 1; i < kKeySplits; ++i) {
+            const int first_key = (part + i) % kKeySplits * kOwnN;
+            multiply_stored<Element, kBlocksV, kKeySplits>(out, p_smem, warp * kAtomsM * 16,
+                                                           first_key, v_smem.rows<kOwnN>(first_key),
+                                                           part * kOwnBlocksV, lane);
+        }
     }
 
     // Q, where there was no tile to wait for, has landed; everyone is done with it, and the output
@@ -363,7 +391,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     __syncthreads();
     const OutTile out_smem{q_smem.base};
     const Position end = locate(p);
-    finish(out, stats, out_smem, end, p, warp, lane);
+    finish(out, stats, out_smem, end, p, rows_smem, warp, part, lane);
     __syncthreads();  // rows of the tile come from several warps where a store crosses them
     out_smem.store<kHeadDimV, kNumThreads>(p.out.row(end.b, end.h, end.q_start + end.q_begin),
                                            p.out.row_stride, end.num_rows);

@@ -4,6 +4,7 @@
 // softmax; nothing of size seqlen_q x seqlen_k exists. A thread block owns kTileM queries of one
 // head and walks the keys they may see in tiles of kTileN, last tile first.
 #include "device/copy_async.cuh"
+#include "device/product.cuh"
 #include "device/view.cuh"
 #include "device/dropout.cuh"
 #include "host/attention_args.h"
@@ -27,16 +28,19 @@ constexpr int kTileN = 64;  // keys of a step
 constexpr int kNumWarps = 4;
 constexpr int kNumThreads = 32 * kNumWarps;
 constexpr int kMinBlocks = 1;  // resident on a multiprocessor
-constexpr int kAtomsM = kTileM / (16 * kNumWarps);  // m16 blocks of a warp
-constexpr int kBlocksN = kTileN / 8;                // n8 blocks of a score tile
-constexpr int kBlocksV = 64 / 8;  // n8 blocks of an output tile
+constexpr int kKeySplits = 1;  // warps that share queries; each scores its part of the keys
+constexpr int kWarpsM = kNumWarps / kKeySplits;  // warps along the queries
+constexpr int kAtomsM = kTileM / (16 * kWarpsM);  // m16 blocks of a warp
+constexpr int kOwnN = kTileN / kKeySplits;  // keys of a step that a warp scores
+constexpr int kBlocksN = kOwnN / 8;  // n8 blocks of its score tile
+constexpr int kBlocksV = 64 / 16;  // 16-column blocks of an output tile
+constexpr int kOwnBlocksV = (kBlocksV + kKeySplits - 1) / kKeySplits;  // a warp's share
 using QTile = SmemTile<kTileM, 64>;
 using KTile = SmemTile<kTileN, 64>;
 using VTile = SmemTile<kTileN, 64>;
 using OutTile = SmemTile<kTileM, 64>;  // takes Q's place at the end
 using KCopy = TileCopy<KTile, kHeadDim, kNumThreads>;
 using VCopy = TileCopy<VTile, kHeadDimV, kNumThreads>;
-
 // Shared memory, in bytes
 constexpr int kQOffset = 0;  // 18432: Q, then the output
 constexpr int kKOffset = 18432;  // 9216: one tile of K
@@ -116,7 +120,7 @@ struct Params {
 };
 
 // What a warp keeps of its queries: kAtomsM blocks of 16 rows, of which a lane holds two each.
-using Output = float[kAtomsM][kBlocksV][4];
+using Output = float[kAtomsM][kOwnBlocksV][2][4];
 struct RowStats {
     float row_max[kAtomsM][2];
     float row_sum[kAtomsM][2];  // this lane's columns only, until the end
@@ -156,27 +160,6 @@ __device__ __forceinline__ Head head_of(const Params& p, const Position& at) {
     return make_head(p.program, p.first_batch + at.b, at.h, at.h / p.group, at.q_len, at.kv_len,
                      p.num_heads);
 }
-// S = Q @ K^T  [kTileM, kTileN]
-__device__ __forceinline__ void multiply_qk(float (&s)[kAtomsM][kBlocksN][4], QTile q_smem,
-                                            KTile k_smem, int warp, int lane) {
-#pragma unroll
-    for (int k = 0; k < QTile::kCols; k += 16) {
-        uint32_t a[kAtomsM][4];
-#pragma unroll
-        for (int m = 0; m < kAtomsM; ++m) q_smem.load_a(a[m], (warp * kAtomsM + m) * 16, k, lane);
-#pragma unroll
-        for (int n = 0; n < kBlocksN; n += 2) {
-            uint32_t b[4];
-            k_smem.load_b(b, n * 8, k, lane);
-#pragma unroll
-            for (int m = 0; m < kAtomsM; ++m) {
-                Element::mma(s[m][n], a[m], b[0], b[1]);
-                Element::mma(s[m][n + 1], a[m], b[2], b[3]);
-            }
-        }
-    }
-}
-
 // Hides the keys that a query may not see, and those past the sequence's end.
 __device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], const Params& p,
                                            const Head& head, int q_begin, int kv_begin, int warp,
@@ -236,60 +219,43 @@ __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], O
             stats.row_sum[m][r] = row_sum;
             if (__any_sync(0xffffffff, rescale != 1.0f)) {
 #pragma unroll
-                for (int n = 0; n < kBlocksV; ++n) {
-                    out[m][n][2 * r] *= rescale;
-                    out[m][n][2 * r + 1] *= rescale;
+                for (int n = 0; n < 2 * kOwnBlocksV; ++n) {
+                    out[m][n / 2][n % 2][2 * r] *= rescale;
+                    out[m][n / 2][n % 2][2 * r + 1] *= rescale;
                 }
             }
         }
     }
 }
 
-// Zeroes the probabilities that dropout drops; their share of row_sum stays.
-__device__ __forceinline__ void apply_dropout(float (&s)[kAtomsM][kBlocksN][4],
-                                              const Dropout& dropout, int q_begin, int kv_begin,
-                                              int warp, int lane) {
-    static_assert(kTileN % 32 == 0, "a dropout block is 32 keys wide");
-#pragma unroll
-    for (int m = 0; m < kAtomsM; ++m) {
-#pragma unroll
-        for (int block = 0; block < kTileN / 32; ++block) {
-            const uint32_t keep = keep_bits<kDropoutBits>(
-                dropout, q_begin / 16 + warp * kAtomsM + m, kv_begin / 32 + block, lane);
-#pragma unroll
-            for (int e = 0; e < 16; ++e) {
-                if (!(keep >> e & 1)) s[m][block * 4 + e / 4][e % 4] = 0.0f;
-            }
-        }
-    }
-}
-
-// out += P @ V  [kTileM, kHeadDimV]; P goes from accumulators to operands without leaving registers
+// out += P @ V  [kTileM, kHeadDimV], by the keys that the warp has scored; P goes from accumulators
+// to operands without leaving registers, where dropout's masks apply; D's scale comes at the end
 __device__ __forceinline__ void multiply_pv(Output& out, const float (&p)[kAtomsM][kBlocksN][4],
-                                            VTile v_smem, int lane) {
+                                            SmemTile<kOwnN, VTile::kCols> v_smem,
+                                            const Dropout& dropout, int q_begin, int own_begin,
+                                            int warp, int part, int lane) {
+    static_assert(kOwnN % 32 == 0, "a dropout block is 32 keys wide");
+    uint32_t masks[kAtomsM][8];
 #pragma unroll
-    for (int k = 0; k < kTileN; k += 16) {
+    for (int k = 0; k < kOwnN; k += 16) {
         uint32_t a[kAtomsM][4];
 #pragma unroll
         for (int m = 0; m < kAtomsM; ++m) {
             accumulator_to_a<Element>(a[m], p[m][k / 8], p[m][k / 8 + 1]);
-        }
-#pragma unroll
-        for (int n = 0; n < kBlocksV; n += 2) {
-            uint32_t b[4];
-            v_smem.load_b_trans(b, k, n * 8, lane);
-#pragma unroll
-            for (int m = 0; m < kAtomsM; ++m) {
-                Element::mma(out[m][n], a[m], b[0], b[1]);
-                Element::mma(out[m][n + 1], a[m], b[2], b[3]);
+            if (k % 32 == 0) {
+                keep_masks<kDropoutBits>(masks[m], dropout, q_begin / 16 + warp * kAtomsM + m,
+                                         own_begin / 32 + k / 32, lane);
             }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[m][i] &= masks[m][k % 32 / 4 + i];
         }
+        multiply_step<Element, kBlocksV, kKeySplits>(out, a, v_smem, k, part * kOwnBlocksV, lane);
     }
 }
-
 // Divides by the row sums, writes lse, and leaves the output tile in shared memory.
 __device__ __forceinline__ void finish(const Output& out, const RowStats& stats, OutTile out_smem,
-                                       const Position& at, const Params& p, int warp, int lane) {
+                                       const Position& at, const Params& p, int warp, int part,
+                                       int lane) {
     float* lse = p.lse + lse_row(p, at);
 #pragma unroll
     for (int m = 0; m < kAtomsM; ++m) {
@@ -308,10 +274,13 @@ __device__ __forceinline__ void finish(const Output& out, const RowStats& stats,
             }
             const float inverse = empty ? 0.0f : scale / row_sum;
 #pragma unroll
-            for (int n = 0; n < kBlocksV; ++n) {
-                out_smem.store_pair(
-                    row + 8 * r, n * 8 + lane % 4 * 2,
-                    Element::pack(out[m][n][2 * r] * inverse, out[m][n][2 * r + 1] * inverse));
+            for (int n = 0; n < 2 * kOwnBlocksV; ++n) {
+                const int col = part * kOwnBlocksV * 16 + n * 8 + lane % 4 * 2;
+                const float (&x)[4] = out[m][n / 2][n % 2];
+                if (kKeySplits * kOwnBlocksV == kBlocksV || col < kBlocksV * 16) {
+                    out_smem.store_pair(row + 8 * r, col,
+                                        Element::pack(x[2 * r] * inverse, x[2 * r + 1] * inverse));
+                }
             }
         }
     }
@@ -323,9 +292,9 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const QTile q_smem{smem_address(smem) + kQOffset};
     const KTile k_smem{smem_address(smem) + kKOffset};
     const VTile v_smem{smem_address(smem) + kVOffset};
-    const int warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / 32 / kKeySplits;  // along the queries
+    const int part = threadIdx.x / 32 % kKeySplits;  // of a step's keys and of the output's columns
     const int lane = threadIdx.x % 32;
-
     const Position at = locate(p);
     const Head head = head_of(p, at);
     const Range visible = visible_keys(head, at.q_begin, at.q_begin + at.num_rows);
@@ -372,17 +341,18 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         load_v(kv_begin);
 
         float s[kAtomsM][kBlocksN][4] = {};
-        multiply_qk(s, q_smem, k_smem, warp, lane);
+        const int own_begin = kv_begin + part * kOwnN;
+        multiply_rows<Element>(s, q_smem, warp * kAtomsM * 16, k_smem.rows<kOwnN>(part * kOwnN),
+                               lane);  // S = Q @ K^T
         const bool full = kv_begin >= full_tiles.begin && kv_begin + kTileN <= full_tiles.end;
-        if (!full) apply_mask(s, p, head, at.q_begin, kv_begin, warp, lane);
-
+        if (!full) apply_mask(s, p, head, at.q_begin, own_begin, warp, lane);
         v_copy.finish(v_smem);
         wait_for_copies();
         __syncthreads();  // this tile's V has landed; everyone is done with its K
         if (kv_begin > kv_first) load_k(kv_begin - kTileN);
         softmax_step(s, out, stats, p.softmax_scale_log2);
-        if (dropout.active()) apply_dropout(s, dropout, at.q_begin, kv_begin, warp, lane);
-        multiply_pv(out, s, v_smem, lane);
+        const auto own_v = v_smem.rows<kOwnN>(part * kOwnN);
+        multiply_pv(out, s, own_v, dropout, at.q_begin, own_begin, warp, part, lane);
     }
 
     // Q, where there was no tile to wait for, has landed; everyone is done with it, and the output
@@ -391,7 +361,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     __syncthreads();
     const OutTile out_smem{q_smem.base};
     const Position end = locate(p);
-    finish(out, stats, out_smem, end, p, warp, lane);
+    finish(out, stats, out_smem, end, p, warp, part, lane);
     __syncthreads();  // rows of the tile come from several warps where a store crosses them
     out_smem.store<kHeadDimV, kNumThreads>(p.out.row(end.b, end.h, end.q_start + end.q_begin),
                                            p.out.row_stride, end.num_rows);

@@ -15,7 +15,9 @@ from ..errors import PlanError
 from ..program import program_for
 from ..variant import Variant
 from .base import KernelPlan, first_legal, legal
-from .sm80 import Sm80BackwardPlan, Sm80ForwardPlan, Sm80Plan, tile_bytes
+from .sm80_backward import Sm80BackwardPlan
+from .sm80_base import Sm80Plan, tile_bytes
+from .sm80_forward import Sm80ForwardPlan
 
 STAGED, DIRECT = COPIES = ("copy_staged", "copy_direct")
 """Headers in templates/device/ that fill tiles."""
@@ -68,6 +70,16 @@ class Sm75BackwardPlan(Sm80BackwardPlan):
     def loads_ahead(self) -> bool:
         """Whether tiles wait in registers during the step before theirs."""
         return self.copy == STAGED
+
+    @property
+    def dq_stages(self) -> int:
+        """Tiles of K and V in the separate dQ kernel."""
+        return 1
+
+    @property
+    def dq_atoms(self) -> int:
+        """Blocks of 16 queries of a warp in dQ's product."""
+        return 1 if self.variant.deterministic else super().dq_atoms
 
     @property
     def dq_smem_bytes(self) -> int:
@@ -152,32 +164,33 @@ def _forward(variant: Variant) -> Iterator[dict[str, Any]]:
 
 
 def _backward(variant: Variant) -> Iterator[dict[str, Any]]:
-    """Tiles in order of preference; above 128 columns two warps share their keys' columns.
+    """Tiles in order of preference.
 
-    What spills with nvcc 13.0 is left out: 32 queries above 112 columns, and tiles that wait in
-    registers above 176.
+    What spills with nvcc 13.0 is left out. Shared memory decides the rest: above 112 columns two
+    warps share their keys, above 224 there is room for 16 of them.
     """
     columns = max(variant.head_dim, variant.head_dim_v)
+    # tile_m, num_warps, key_atoms, head_splits, score_splits
     if columns <= 64:
-        shapes = [(32, 8, 1, STAGED), (64, 4, 1, STAGED), (32, 4, 1, STAGED)]
+        shapes = [(32, 4, 2, 1, 2, STAGED), (32, 4, 1, 1, 1, STAGED)]
     elif columns <= 112:
-        shapes = [(32, 4, 1, STAGED), (16, 4, 1, STAGED)]
+        shapes = [(32, 4, 1, 1, 1, STAGED), (16, 4, 1, 1, 1, STAGED)]
     elif columns <= 128:
-        shapes = [(16, 4, 1, STAGED)]
-    elif columns <= 176:
-        shapes = [(32, 4, 2, STAGED), (16, 4, 2, STAGED)]
-    elif columns <= 224:
-        shapes = [(32, 4, 2, DIRECT), (16, 4, 2, STAGED)]
+        shapes = [(32, 8, 1, 2, 1, STAGED), (16, 4, 1, 1, 1, STAGED)]
+    elif columns <= 144:
+        shapes = [(32, 4, 1, 2, 1, STAGED), (32, 2, 1, 2, 1, STAGED)]
     else:
-        shapes = [(16, 4, 2, STAGED)]
+        shapes = [(32, 4, 1, 2, 1, DIRECT), (32, 2, 1, 2, 1, DIRECT)]
     dq_tiles = ((64, 32), (32, 32), (32, 16), (16, 32)) if variant.deterministic else ((64, 32),)
-    for tile_m, num_warps, head_splits, copy in shapes:
+    for tile_m, num_warps, key_atoms, head_splits, score_splits, copy in shapes:
         for dq_tile_m, dq_tile_n in dq_tiles:
             yield {
                 "tile_m": tile_m,
-                "tile_n": 16 * num_warps // head_splits,
+                "tile_n": 16 * key_atoms * num_warps // head_splits,
                 "num_warps": num_warps,
+                "key_atoms": key_atoms,
                 "head_splits": head_splits,
+                "score_splits": score_splits,
                 "copy": copy,
                 "dq_tile_m": dq_tile_m,
                 "dq_tile_n": dq_tile_n,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/philox.h"
+#include "device/ptx.cuh"
 
 namespace flashgen {
 
@@ -22,15 +23,14 @@ __device__ __forceinline__ Dropout dropout_for(const int64_t* rng_state, uint32_
     return {philox_key(rng_state[0]), rng_state[1], head_index, threshold};
 }
 
-// Keep bits of this lane's 16 elements in the block of 16 queries x 32 keys whose first query is
-// 16 * block_q and first key 32 * block_kv: bit 4 * n + i is element i of the n-th accumulator.
+// Masks of this lane's 16 elements in the block of 16 queries x 32 keys whose first query is
+// 16 * block_q and first key 32 * block_kv: each half of masks[2 * n + r] is all ones or zero, for
+// elements 2 * r and 2 * r + 1 of the n-th accumulator, where an operand has them as 16-bit values.
 template <int kBits>
-__device__ __forceinline__ uint32_t keep_bits(const Dropout& d, uint32_t block_q, uint32_t block_kv,
-                                              int lane) {
+__device__ __forceinline__ void keep_masks(uint32_t (&masks)[8], const Dropout& d, uint32_t block_q,
+                                           uint32_t block_kv, int lane) {
     static_assert(kBits == 8 || kBits == 16, "random bits of an element");
     constexpr int kCalls = kBits / 8;
-    constexpr int kPerWord = 32 / kBits;
-    uint32_t keep = 0;
 #pragma unroll
     for (int call = 0; call < kCalls; ++call) {
         const Uint4x32 r = philox4x32_7(
@@ -38,12 +38,29 @@ __device__ __forceinline__ uint32_t keep_bits(const Dropout& d, uint32_t block_q
             d.key);
         const uint32_t words[4] = {r.x, r.y, r.z, r.w};
 #pragma unroll
-        for (int i = 0; i < 4 * kPerWord; ++i) {
-            const uint32_t value =
-                (words[i / kPerWord] >> (i % kPerWord * kBits)) & ((1u << kBits) - 1);
-            keep |= static_cast<uint32_t>(value >= d.threshold) << (call * 4 * kPerWord + i);
+        for (int i = 0; i < 4; ++i) {
+            if constexpr (kBits == 8) {
+                masks[2 * i] = small_halves_reach(spread_bytes<0>(words[i]), d.threshold);
+                masks[2 * i + 1] = small_halves_reach(spread_bytes<2>(words[i]), d.threshold);
+            } else {
+                masks[4 * call + i] = ((words[i] & 0xffff) >= d.threshold ? 0xffffu : 0u) |
+                                      (words[i] >> 16 >= d.threshold ? 0xffff0000u : 0u);
+            }
         }
     }
+}
+
+// The same as bits: bit 2 * n + r for element 2 * r of the n-th accumulator, 16 up for the next
+// one.
+template <int kBits>
+__device__ __forceinline__ uint32_t keep_bits(const Dropout& d, uint32_t block_q, uint32_t block_kv,
+                                              int lane) {
+    if (!d.active()) return ~0u;
+    uint32_t masks[8];
+    keep_masks<kBits>(masks, d, block_q, block_kv, lane);
+    uint32_t keep = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) keep |= masks[i] & 0x00010001u << i;
     return keep;
 }
 

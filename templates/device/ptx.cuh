@@ -58,6 +58,12 @@ __device__ __forceinline__ void ld_global_128(uint32_t (&r)[4], const void* gmem
         : "memory");
 }
 
+// Waits for kThreads threads, whole warps, that name the same barrier; __syncthreads is number 0.
+template <int kThreads>
+__device__ __forceinline__ void sync_warps(int barrier) {
+    asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+
 // Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
@@ -119,6 +125,20 @@ __device__ __forceinline__ uint32_t reduce_max(uint32_t x) {
     for (int step = 16; step > 0; step /= 2) x = max(x, __shfl_xor_sync(0xffffffff, x, step));
     return x;
 #endif
+}
+
+// Bytes kFirst and kFirst + 1 of x, each as the low half of a 16-bit value.
+template <int kFirst>
+__device__ __forceinline__ uint32_t spread_bytes(uint32_t x) {
+    return __byte_perm(x, 0, 0x4140 + 0x0101 * kFirst);
+}
+
+// For each 16-bit half of x whether it is at least `bound`, as all ones or zero; the halves and the
+// bound are below 1024. As fp16 such bits are subnormal numbers, which compare like integers.
+__device__ __forceinline__ uint32_t small_halves_reach(uint32_t x, uint32_t bound) {
+    uint32_t mask;
+    asm("set.ge.u32.f16x2 %0, %1, %2;\n" : "=r"(mask) : "r"(x), "r"(bound * 0x00010001u));
+    return mask;
 }
 
 // Adds four consecutive floats to global memory, each atomically.

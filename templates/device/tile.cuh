@@ -30,6 +30,12 @@ struct SmemTile {
         return base + offset(row, col);
     }
 
+    // kPart of its rows, from `row` up.
+    template <int kPart>
+    __device__ __forceinline__ SmemTile<kPart, kCols> rows(int row) const {
+        return {at(row, 0)};
+    }
+
     // Element (row, col) of each accessor below is the top left of a 16 x 16 block. An address is
     // summed as lane's part + block's part: where the block is a constant, so is its part, and all
     // blocks of a tile share one register.
@@ -52,6 +58,16 @@ struct SmemTile {
     __device__ __forceinline__ void load_b_trans(uint32_t (&b)[4], int row, int col,
                                                  int lane) const {
         ldmatrix_x4_trans(b, at(lane % 16, lane / 16 * 8) + offset(row, col));
+    }
+
+    // Stores a block that is held as the A operand of a product.
+    __device__ __forceinline__ void store_a(const uint32_t (&a)[4], int row, int col,
+                                            int lane) const {
+        const uint32_t address = at(lane / 4, lane % 4 * 2) + offset(row, col);
+        st_shared_32(address, a[0]);
+        st_shared_32(address + offset(8, 0), a[1]);
+        st_shared_32(address + offset(0, 8), a[2]);
+        st_shared_32(address + offset(8, 8), a[3]);
     }
 
     // Stores two neighbouring elements of a row.

@@ -47,7 +47,12 @@ def test_buffers_do_not_overlap():
         ("d64-bf16-dropout", "forward", {"tile_n": 48}, "blocks of 16x32"),
         ("d64-bf16-det", "backward", {"dq_tile_n": 24}, "dq_tile_n in multiples of 16"),
         ("d64-bf16-dropout-det", "backward", {"dq_tile_n": 16}, "dq_tile_n in multiples of 32"),
-        ("d64-bf16", "backward", {"tile_n": 64}, "tile_n = 16 * num_warps / head_splits"),
+        (
+            "d64-bf16",
+            "backward",
+            {"tile_n": 64},
+            "tile_n = 16 * key_atoms * num_warps / head_splits",
+        ),
         ("d64-bf16", "backward", {"stages": 2}, "expected one of"),
     ],
 )

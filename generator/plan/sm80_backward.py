@@ -1,0 +1,254 @@
+"""Backward plans of the sm80 family, and the tiles that they come in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..arch import Target
+from ..errors import PlanError
+from ..ir import Expr, Load, Name, walk
+from ..program import Program, ProgramCapture, TileBound, program_for
+from ..variant import Variant
+from .base import KernelPlan, SmemBuffer
+from .sm80_base import OVERHEAD_REGISTERS, Sm80Plan, stack, tile_bytes
+
+
+def _product(dims: Sequence[str | int]) -> str:
+    """How many elements ``dims`` make, in C++ over the WorkspaceSizes ``s``."""
+    fields = {"total_q": "seqlen_q", "total_k": "seqlen_k"}
+    factors = [d if isinstance(d, int) else f"s.{fields.get(d, d)}" for d in dims]
+    return " * ".join(map(str, ("int64_t{1}", *factors)))
+
+
+def _walks_tiles(program: Program) -> bool:
+    return program.tile_test is not None or any(
+        bound is not None and not _same_for_all_heads(bound)
+        for bound in (program.band.lower, program.band.upper)
+    )
+
+
+def _same_for_all_heads(expr: Expr) -> bool:
+    return not any(
+        isinstance(node, Load) or (isinstance(node, Name) and node.id in ("h", "h_kv"))
+        for node in walk(expr)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sm80BackwardPlan(Sm80Plan):
+    """Backward: a thread block owns keys, warps are stacked on them, and walks the queries.
+
+    Attributes:
+        key_atoms: blocks of 16 keys of a warp.
+        head_splits: warps that share keys, each with that part of dK's and dV's columns; each
+            scores that part of the queries, and shared memory takes P and dS to the others.
+        score_splits: parts of its queries that a warp scores one after another.
+        num_stages: tiles of Q and dO in flight.
+        dq_tile_n: keys of a step of the separate dQ kernel (deterministic variants).
+    """
+
+    key_atoms: int = 1
+    head_splits: int = 1
+    score_splits: int = 1
+    num_stages: int = 2
+    dq_tile_n: int = 32
+
+    pins: ClassVar[tuple[str, ...]] = (
+        *Sm80Plan.pins,
+        *("key_atoms", "head_splits", "score_splits", "num_stages", "dq_tile_n"),
+    )
+
+    keep_keys: ClassVar[int] = 16
+
+    @property
+    def walks_tiles(self) -> bool:
+        """Whether tiles of queries are classified one by one, not bounds of one loop."""
+        return _walks_tiles(self.program)
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether a key may be hidden from every query: not with bottom-right causal alone."""
+        mask = self.program.mask
+        return mask is not None and mask != program_for(Variant(8, 8, "fp16", causal=True)).mask
+
+    @property
+    def learned(self) -> tuple[ProgramCapture, ...]:
+        """The captures that have a gradient."""
+        return tuple(capture for capture in self.program.captures if capture.grad)
+
+    @property
+    def sums_over_keys(self) -> bool:
+        """Whether some gradient of a capture has an entry for each query."""
+        return any(site.level == "row" for site in self.program.gradients)
+
+    @property
+    def sums_over_queries(self) -> bool:
+        """Whether some gradient of a capture has an entry for each head or key."""
+        return any(site.level in ("head", "column") for site in self.program.gradients)
+
+    def elements_of(self, capture: ProgramCapture) -> str:
+        """Elements of a capture, in C++ over the WorkspaceSizes ``s``."""
+        return _product(capture.dims)
+
+    def slices_of(self, bound: TileBound) -> str:
+        """Elements of a capture for each position, in C++ over the WorkspaceSizes ``s``."""
+        dims = bound.capture.dims
+        return _product(dims[: bound.dim] + dims[bound.dim + 1 :])
+
+    @property
+    def smem(self) -> tuple[SmemBuffer, ...]:
+        """K and V for good, Q and dO in stages, dS to change hands between warps."""
+        stages = self.num_stages
+        buffers = [
+            ("k", tile_bytes(self.tile_n, self.padded_qk), "K, then dK"),
+            ("v", tile_bytes(self.tile_n, self.padded_v), "V, then dV"),
+            ("q", stages * tile_bytes(self.tile_m, self.padded_qk), f"{stages} tiles of Q"),
+            ("dout", stages * tile_bytes(self.tile_m, self.padded_v), f"{stages} tiles of dO"),
+            ("lse", stages * self.tile_m * 4, f"{stages} tiles of lse"),
+            ("delta", stages * self.tile_m * 4, f"{stages} tiles of delta"),
+        ]
+        if self.head_splits > 1:
+            buffers.append(("p", tile_bytes(self.tile_n, self.tile_m), "P, transposed"))
+        if self.stores_ds:
+            buffers.append(("ds", tile_bytes(self.tile_n, self.tile_m), "dS, transposed"))
+        if self.walks_tiles:
+            walk_bytes = 32 * self.num_warps * self.walk_bytes
+            buffers.append(("walk", walk_bytes, "which tiles come next, of each thread"))
+        if self.program.score_needed:
+            score_bytes = 4 * self.score_m * 16 * self.key_atoms * self.num_warps
+            buffers.append(("scores", score_bytes, "S of each lane, for the derivative"))
+        if self.variant.dropout:
+            keep_bytes = self.tile_m // 16 * -(-self.tile_n // 32) * 128
+            buffers.append(("keep", keep_bytes, "dropout's keep bits"))
+        return stack(buffers)
+
+    @property
+    def loads_ahead(self) -> bool:
+        """Whether the next step's tiles are on their way during a step, not only from its end."""
+        return self.num_stages > 1
+
+    @property
+    def walk_bytes(self) -> int:
+        """Size of a QueryWalk: the block's position and the walk, in ints."""
+        return 4 * ((8 if self.variant.layout == "varlen" else 6) + 5)
+
+    @property
+    def stores_ds(self) -> bool:
+        """Whether other warps read a warp's dS: for dQ, or for their columns of dK."""
+        return not self.variant.deterministic or self.head_splits > 1
+
+    @property
+    def score_m(self) -> int:
+        """Queries whose scores a warp holds at once."""
+        return self.tile_m // (self.head_splits * self.score_splits)
+
+    @property
+    def dq_atoms(self) -> int:
+        """Blocks of 16 queries of a warp in dQ's product; other warps have other columns.
+
+        Of those that give the busiest warp least to multiply, the one that reads least. A
+        deterministic variant's dQ kernel has all columns in a warp.
+        """
+        if self.variant.deterministic:
+            return 2 if self.padded_qk <= 128 and self.program.score is None else 1
+        legal = [n for n in (1, 2, 4) if self._dq_blocks(n)]
+        return min(legal, key=lambda n: (n * self._dq_blocks(n), n + self._dq_blocks(n)), default=1)
+
+    @property
+    def dq_tile_m(self) -> int:
+        """Queries of a thread block of the separate dQ kernel: four warps' rows."""
+        return max(64 * self.dq_atoms, self.tile_m)
+
+    @property
+    def dq_stages(self) -> int:
+        """Tiles of K and V in flight there, as many as two thread blocks of it have room for."""
+        stage = tile_bytes(self.dq_tile_n, self.padded_qk) + tile_bytes(
+            self.dq_tile_n, self.padded_v
+        )
+        fixed = tile_bytes(self.dq_tile_m, self.padded_qk) + tile_bytes(
+            self.dq_tile_m, self.padded_v
+        )
+        return 2 if 2 * (fixed + 2 * stage + 1024) <= self.target.max_smem_bytes + 1024 else 1
+
+    def _dq_blocks(self, atoms: int) -> int:
+        """16-column blocks of a warp that has ``atoms`` blocks of queries; 0 where none fits."""
+        warps_m, rest = divmod(self.tile_m, 16 * atoms)
+        if rest or self.num_warps % warps_m:
+            return 0
+        return -(-self.padded_qk // (16 * (self.num_warps // warps_m)))
+
+    @property
+    def registers_estimate(self) -> int:
+        """Accumulators of dK, dV, S and dP, and the overhead."""
+        columns = sum(
+            16 * -(-padded // (16 * self.head_splits)) for padded in (self.padded_qk, self.padded_v)
+        )
+        return 16 * self.key_atoms * (columns + 2 * self.score_m) // 32 + OVERHEAD_REGISTERS
+
+    def check(self) -> KernelPlan:
+        """This plan, once its tiles divide among the warps."""
+        if self.tile_n * self.head_splits != 16 * self.key_atoms * self.num_warps:
+            raise PlanError(
+                f"plan: {self.name}: expected tile_n = 16 * key_atoms * num_warps / head_splits, "
+                f"got {self.tile_n}, {self.key_atoms}, {self.num_warps} and {self.head_splits}."
+            )
+        if self.tile_m % (16 * self.head_splits * self.score_splits):
+            raise PlanError(
+                f"plan: {self.name}: expected tile_m in multiples of 16 * head_splits * "
+                f"score_splits, got {self.tile_m}, {self.head_splits} and {self.score_splits}."
+            )
+        step = 32 if self.variant.dropout else 16
+        if self.dq_tile_n % step:
+            raise PlanError(
+                f"plan: {self.name}: expected dq_tile_n in multiples of {step}, got "
+                f"{self.dq_tile_n}."
+            )
+        if not self.variant.deterministic and not self._dq_blocks(self.dq_atoms):
+            raise PlanError(
+                f"plan: {self.name}: expected tile_m = 16, 32 or 64 times a divisor of "
+                f"{self.num_warps} warps, got {self.tile_m}."
+            )
+        return super().check()
+
+
+def _has_wide_gradient(program: Program) -> bool:
+    """Whether a gradient of three dimensions or more is added to for each pair: long addresses."""
+    return any(s.level == "element" and len(s.capture.dims) > 2 for s in program.gradients)
+
+
+def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
+    """Tiles in order of preference; above 128 columns two warps share their keys' columns."""
+    columns = max(variant.head_dim, variant.head_dim_v)
+    # tile_m, num_warps, key_atoms, head_splits, score_splits, num_stages, min_blocks
+    program = program_for(variant)
+    if columns <= 128 and program.gradients:  # their sums take registers
+        shapes = [(64, 8, 1, 1, 1, 2, 1) if columns <= 64 else (32, 8, 1, 1, 2, 2, 1)]
+    elif columns <= 64:
+        splits = 4 if _walks_tiles(program) else 2  # 32 queries at once spill with a walk
+        shapes = [(64, 4, 2, 1, splits, 1, 2), (64, 8, 1, 1, 1, 2, 1)]
+    elif columns <= 80:
+        shapes = [(64, 8, 1, 1, 1, 2, 1)]
+    elif columns <= 128:
+        shapes = [(64, 8, 2, 2, 1, 2, 1), (64, 8, 2, 2, 1, 1, 1)]
+    else:
+        shapes = [
+            (64, 8, 1, 2, 1, 2, 1),
+            (64, 8, 1, 2, 1, 1, 1),
+            (32, 8, 1, 2, 1, 1, 1),
+            (32, 4, 1, 2, 1, 1, 1),
+        ]
+    if columns <= 128:
+        shapes += [(32, 8, 1, 1, 1, 2, 1), (32, 4, 1, 1, 1, 2, 1), (32, 4, 1, 1, 1, 1, 1)]
+    for tile_m, num_warps, key_atoms, head_splits, score_splits, num_stages, min_blocks in shapes:
+        yield {
+            "tile_m": tile_m,
+            "tile_n": 16 * key_atoms * num_warps // head_splits,
+            "num_warps": num_warps,
+            "key_atoms": key_atoms,
+            "head_splits": head_splits,
+            "score_splits": score_splits,
+            "num_stages": num_stages,
+            "min_blocks": min_blocks,
+        }

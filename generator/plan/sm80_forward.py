@@ -1,0 +1,117 @@
+"""Forward plans of the sm80 family, and the tiles that they come in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..arch import Target
+from ..errors import PlanError
+from ..program import program_for
+from ..variant import Variant
+from .base import KernelPlan, SmemBuffer
+from .reads import read_levels
+from .sm80_base import OVERHEAD_REGISTERS, Sm80Plan, stack, tile_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sm80ForwardPlan(Sm80Plan):
+    """Forward: warps are stacked on the queries, K and V have one stage each.
+
+    Attributes:
+        key_splits: warps that share queries; each scores that part of a step's keys and owns that
+            part of the output's columns, and shared memory takes P to the others.
+    """
+
+    key_splits: int = 1
+
+    pins: ClassVar[tuple[str, ...]] = (*Sm80Plan.pins, "key_splits")
+
+    @property
+    def smem(self) -> tuple[SmemBuffer, ...]:
+        """Q (later the output), K and V, one stage each: K(i - 1) loads while V(i) is used."""
+        q_bytes = tile_bytes(self.tile_m, max(self.padded_qk, self.padded_v))
+        buffers = [
+            ("q", q_bytes, "Q, then the output"),
+            ("k", tile_bytes(self.tile_n, self.padded_qk), "one tile of K"),
+            ("v", tile_bytes(self.tile_n, self.padded_v), "one tile of V"),
+        ]
+        if self.key_splits > 1:
+            buffers += [
+                ("p", tile_bytes(self.tile_m, self.tile_n), "P, to change hands"),
+                ("rows", 4 * self.key_splits * self.tile_m, "row maxima, then sums, of each part"),
+            ]
+        if self.stats_in_smem:
+            stats_bytes = 32 * self.tile_m * self.key_splits
+            buffers.append(("stats", stats_bytes, "maximum and sum of each row, between steps"))
+        if self.program.tile_test is not None:
+            seen_bytes = self.num_warps // self.key_splits * -(-self.tile_n // 32) * 4
+            buffers.append(("seen", seen_bytes, "the keys that each warp's queries see, as bits"))
+        if self.variant.layout == "varlen":
+            buffers.append(("position", 32, "which queries the block owns"))
+        return stack(buffers)
+
+    @property
+    def stats_in_smem(self) -> bool:
+        """Whether the row statistics leave their registers between two steps."""
+        if self.variant.layout == "varlen" and self.target.capability >= (10, 0):
+            return True  # else it spills there; on sm90 it spills with them
+        reads = self.program.tile_test is not None and bool(self.program.captures)
+        return self.program.score is not None or reads
+
+    @property
+    def registers_estimate(self) -> int:
+        """Accumulators of the output and the scores, and the overhead."""
+        columns = 16 * -(-self.padded_v // (16 * self.key_splits)) + self.tile_n // self.key_splits
+        return self.tile_m * self.key_splits // self.num_warps * columns // 32 + OVERHEAD_REGISTERS
+
+    def check(self) -> KernelPlan:
+        """This plan, once its tiles divide among the warps."""
+        rows = 16 * self.num_warps // self.key_splits
+        step = 16 if self.key_splits == 1 else 32 * self.key_splits
+        if self.num_warps % self.key_splits or self.tile_m % rows or self.tile_n % step:
+            raise PlanError(
+                f"plan: {self.name}: expected tile_m in multiples of {rows} (16 rows a warp) and "
+                f"tile_n in multiples of {step}, got {self.tile_m}x{self.tile_n}."
+            )
+        return super().check()
+
+
+def forward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
+    """Tiles in order of preference.
+
+    Rows per warp first, since each K and V fragment is then used twice; above 128 columns two row
+    blocks a warp no longer fit. On an H200, causal, seqlen 4096, d128: 64 keys a step 300 TFLOP/s,
+    48 keys 298, 32 keys 269, 64 rows x 64 keys 250 (three resident 273), 8 warps 234 (2026-12).
+
+    A program's loads are in flight for several elements at once, which takes registers: one row
+    block a warp where the score reads a tensor at each element (with nvcc 13.0, 60 bytes spill at
+    d80 else) or, above 96 columns, at a row or a column (4 bytes at d128); and there from sm100 up,
+    whose compiler asks for more of them ahead, where the mask does.
+    """
+    columns = max(variant.head_dim, variant.head_dim_v)
+    program = program_for(variant)
+    reads = read_levels(program)
+    plain = program.score is None and program.tile_test is None
+    # tile_m, tile_n, num_warps, key_splits, min_blocks
+    shapes = [(m, n, w, 1, 1) for m, n, w in ((128, 64, 4), (128, 32, 4), (128, 64, 8))]
+    small = [(64, 64, 4, 1, 1), (64, 32, 4, 1, 1)]
+    if columns > 128:
+        shapes = [(64, 64, 4, 2, 2), (128, 64, 8, 2, 1)]
+    elif (columns > 64 and "score" in reads) or (
+        columns > 96 and ("line" in reads or (reads and target.capability >= (10, 0)))
+    ):
+        shapes.insert(0, shapes.pop(2))
+    elif columns > 96 and variant.dropout:  # 64 keys and random bits spill
+        del shapes[0]
+    elif columns <= 64 and plain and not variant.dropout:
+        shapes.insert(0, (128, 128, 4, 1, 1))
+    for tile_m, tile_n, num_warps, key_splits, min_blocks in shapes + small:
+        yield {
+            "tile_m": tile_m,
+            "tile_n": tile_n,
+            "num_warps": num_warps,
+            "key_splits": key_splits,
+            "min_blocks": min_blocks,
+        }
