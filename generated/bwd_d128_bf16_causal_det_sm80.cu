@@ -8,6 +8,7 @@
 // owns kTileN keys of one K/V head and walks the queries that may see them, of all heads that share
 // it. A warp computes the transposed tiles S^T and dS^T of its own keys, so both feed dV and dK
 // from registers, and, through shared memory, those of the warps that share its keys.
+#include "device/copy_async.cuh"
 #include "device/product.cuh"
 #include "device/view.cuh"
 #include "host/attention_args.h"
@@ -27,7 +28,8 @@ constexpr int kHeadDimV = 128;  // of V and out
 // ---- Plan ----
 constexpr int kTileM = 64;  // queries of a step
 constexpr int kTileN = 128;  // keys of a thread block
-constexpr int kNumStages = 1;  // tiles of Q and dO in flight
+constexpr int kNumStages = 1;  // tiles of Q and dO in shared memory
+constexpr bool kLoadsAhead = false;  // the next step's tiles during this one, not at its end
 constexpr int kNumWarps = 8;
 constexpr int kNumThreads = 32 * kNumWarps;
 constexpr int kMinBlocks = 1;  // resident on a multiprocessor
@@ -46,6 +48,8 @@ using QTile = SmemTile<kTileM, 128>;
 using KTile = SmemTile<kTileN, 128>;
 using VTile = SmemTile<kTileN, 128>;
 using DoutTile = SmemTile<kTileM, 128>;
+using QCopy = TileCopy<QTile, kHeadDim, kNumThreads>;
+using DoutCopy = TileCopy<DoutTile, kHeadDimV, kNumThreads>;
 using ScoreTile = SmemTile<kTileN, kTileM>;  // dS^T, P^T
 
 // Shared memory, in bytes
@@ -290,17 +294,17 @@ __global__ void __launch_bounds__(kDqThreads)
         const DqKTile k_smem{smem_base + kDqKOffset + stage * DqKTile::kBytes};
         const DqVTile v_smem{smem_base + kDqVOffset + stage * DqVTile::kBytes};
         const int row = sequence.kv_start + kv_begin;
-        k_smem.load_rows<kHeadDim, kDqThreads>(p.k.row(sequence.batch(), h_kv, row), p.k.row_stride,
-                                               sequence.kv_len - kv_begin);
-        v_smem.load_rows<kHeadDimV, kDqThreads>(p.v.row(sequence.batch(), h_kv, row),
-                                                p.v.row_stride, sequence.kv_len - kv_begin);
-        cp_async_commit();
+        copy_rows<kHeadDim, kDqThreads>(k_smem, p.k.row(sequence.batch(), h_kv, row),
+                                        p.k.row_stride, sequence.kv_len - kv_begin);
+        copy_rows<kHeadDimV, kDqThreads>(v_smem, p.v.row(sequence.batch(), h_kv, row),
+                                         p.v.row_stride, sequence.kv_len - kv_begin);
+        commit_copies();
     };
     const int row = sequence.q_start + q_begin;
-    q_smem.load_rows<kHeadDim, kDqThreads>(p.q.row(sequence.batch(), h, row), p.q.row_stride,
-                                           num_rows);
-    dout_smem.load_rows<kHeadDimV, kDqThreads>(p.dout.row(sequence.batch(), h, row),
-                                               p.dout.row_stride, num_rows);
+    copy_rows<kHeadDim, kDqThreads>(q_smem, p.q.row(sequence.batch(), h, row), p.q.row_stride,
+                                    num_rows);
+    copy_rows<kHeadDimV, kDqThreads>(dout_smem, p.dout.row(sequence.batch(), h, row),
+                                     p.dout.row_stride, num_rows);
 
     // Row statistics of the lane's rows; a row past the end has dO = 0 and adds nothing.
     float lse_log2[2 * kDqAtoms], delta[2 * kDqAtoms];
@@ -323,7 +327,7 @@ __global__ void __launch_bounds__(kDqThreads)
         const bool more = next_begin < visible.end;
         const DqKTile k_smem{smem_base + kDqKOffset + stage * DqKTile::kBytes};
         const DqVTile v_smem{smem_base + kDqVOffset + stage * DqVTile::kBytes};
-        cp_async_wait<0>();
+        wait_for_copies();
         __syncthreads();  // Q, dO, K and V have landed; everyone is done with the last step
         if (kDqStages > 1 && more) load_step((stage + 1) % kDqStages, next_begin);
 
@@ -362,7 +366,7 @@ __global__ void __launch_bounds__(kDqThreads)
         stage = (stage + 1) % kDqStages;
     }
 
-    cp_async_wait_all();  // Q and dO, where there was no step to wait for
+    wait_for_all_copies();  // Q and dO, where there was no step to wait for
     __syncthreads();  // everyone is done with Q, whose place dQ takes
     store_blocks<Element, kBlocksQk, 1>(dq, p.softmax_scale, q_smem, warp * kDqAtoms * 16, 0, lane);
     __syncthreads();  // rows of the tile come from several warps where a store crosses them
@@ -444,6 +448,9 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const Range full = full_queries(any_head, kv_begin, kv_begin + num_keys);
     const int first_tile = visible.begin / kTileM;
     const bool any_visible = visible.begin < visible.end;
+    QCopy q_copy;
+    DoutCopy dout_copy;
+    FloatCopy lse_copy, delta_copy;  // of the first kTileM threads
     // Starts copying what a step reads: Q, dO and their row statistics.
     const auto load_step = [&](int stage, int h, int tile) {
         const Sequence here = sequence.opaque();
@@ -451,19 +458,31 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         const int num_rows = here.q_len - q_begin;
         const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
         const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
-        q_smem.load_rows<kHeadDim, kNumThreads>(p.q.row(here.batch(), h, here.q_start + q_begin),
-                                                p.q.row_stride, num_rows);
-        dout_smem.load_rows<kHeadDimV, kNumThreads>(
-            p.dout.row(here.batch(), h, here.q_start + q_begin), p.dout.row_stride, num_rows);
+        const Element* q = p.q.row(here.batch(), h, here.q_start + q_begin);
+        q_copy.start(q_smem, QCopy::Share::source(q, p.q.row_stride), p.q.row_stride, num_rows);
+        const Element* dout = p.dout.row(here.batch(), h, here.q_start + q_begin);
+        dout_copy.start(dout_smem, DoutCopy::Share::source(dout, p.dout.row_stride),
+                        p.dout.row_stride, num_rows);
         if (threadIdx.x < kTileM) {
             const int row = opaque(threadIdx.x);
             const uint32_t offset = (stage * kTileM + row) * sizeof(float);
-            cp_async_4(smem_base + kLseOffset + offset,
-                       p.lse + stats_row(p, here, h, q_begin + row), row < num_rows);
-            cp_async_4(smem_base + kDeltaOffset + offset,
-                       p.delta + stats_tile(p, here, h, tile) * kTileM + row, true);
+            lse_copy.start(smem_base + kLseOffset + offset,
+                           p.lse + stats_row(p, here, h, q_begin + row), row < num_rows);
+            delta_copy.start(smem_base + kDeltaOffset + offset,
+                             p.delta + stats_tile(p, here, h, tile) * kTileM + row, true);
         }
-        cp_async_commit();
+        commit_copies();
+    };
+    // Ends what load_step started for `stage`; a barrier shows it to the others.
+    const auto finish_load = [&](int stage) {
+        q_copy.finish(QTile{smem_base + kQOffset + stage * QTile::kBytes});
+        dout_copy.finish(DoutTile{smem_base + kDoutOffset + stage * DoutTile::kBytes});
+        if (threadIdx.x < kTileM) {
+            const uint32_t offset = (stage * kTileM + threadIdx.x) * sizeof(float);
+            lse_copy.finish(smem_base + kLseOffset + offset);
+            delta_copy.finish(smem_base + kDeltaOffset + offset);
+        }
+        wait_for_copies();
     };
 
     k_smem.clear_padding<kHeadDim, kNumThreads>();
@@ -474,10 +493,12 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         DoutTile{smem_base + kDoutOffset + stage * DoutTile::kBytes}
             .clear_padding<kHeadDimV, kNumThreads>();
     }
-    k_smem.load_rows<kHeadDim, kNumThreads>(
-        p.k.row(sequence.batch(), h_kv, sequence.kv_start + kv_begin), p.k.row_stride, num_keys);
-    v_smem.load_rows<kHeadDimV, kNumThreads>(
-        p.v.row(sequence.batch(), h_kv, sequence.kv_start + kv_begin), p.v.row_stride, num_keys);
+    copy_rows<kHeadDim, kNumThreads>(k_smem,
+                                     p.k.row(sequence.batch(), h_kv, sequence.kv_start + kv_begin),
+                                     p.k.row_stride, num_keys);
+    copy_rows<kHeadDimV, kNumThreads>(v_smem,
+                                      p.v.row(sequence.batch(), h_kv, sequence.kv_start + kv_begin),
+                                      p.v.row_stride, num_keys);
     int h = h_kv * p.group;
     int tile = first_tile;
     if (any_visible) load_step(0, h, tile);
@@ -493,9 +514,9 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         const bool next_head = (tile + 1) * kTileM >= visible.end;  // this was its last tile
         const int next_h = next_head ? h + 1 : h;
         const int next_tile = next_head ? first_tile : tile + 1;
-        cp_async_wait<0>();
+        finish_load(stage);
         __syncthreads();  // this step's tiles have landed; everyone is done with the last step
-        if (kNumStages > 1 && next_h / p.group == opaque(h_kv)) {
+        if (kLoadsAhead && next_h / p.group == opaque(h_kv)) {
             load_step((stage + 1) % kNumStages, next_h, next_tile);
         }
         const bool masked = kv_begin + kTileN > sequence.kv_len || q_begin < full.begin ||
@@ -565,12 +586,12 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                                                              part * kOwnBlocksQk, lane);
         }
         __syncthreads();  // everyone is done with this step's tiles
-        if (kNumStages == 1 && next_h / p.group == opaque(h_kv)) load_step(0, next_h, next_tile);
+        if (!kLoadsAhead && next_h / p.group == opaque(h_kv)) load_step(0, next_h, next_tile);
         h = next_h;
         tile = next_tile;
     }
 
-    cp_async_wait_all();  // K and V, where there was no step to wait for
+    wait_for_all_copies();  // K and V, where there was no step to wait for
     __syncthreads();  // everyone is done with K and V, whose places dK and dV take
     store_blocks<Element, kBlocksQk, kHeadSplits>(dk, p.softmax_scale, k_smem, key_block * 16,
                                                   part * kOwnBlocksQk, lane);

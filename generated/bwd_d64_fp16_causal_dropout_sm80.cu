@@ -8,6 +8,7 @@
 // owns kTileN keys of one K/V head and walks the queries that may see them, of all heads that share
 // it. A warp computes the transposed tiles S^T and dS^T of its own keys, so both feed dV and dK
 // from registers.
+#include "device/copy_async.cuh"
 #include "device/product.cuh"
 #include "device/view.cuh"
 #include "device/dropout.cuh"
@@ -29,7 +30,8 @@ constexpr int kDropoutBits = 8;  // random bits of an element
 // ---- Plan ----
 constexpr int kTileM = 64;  // queries of a step
 constexpr int kTileN = 128;  // keys of a thread block
-constexpr int kNumStages = 1;  // tiles of Q and dO in flight
+constexpr int kNumStages = 1;  // tiles of Q and dO in shared memory
+constexpr bool kLoadsAhead = false;  // the next step's tiles during this one, not at its end
 constexpr int kNumWarps = 4;
 constexpr int kNumThreads = 32 * kNumWarps;
 constexpr int kMinBlocks = 2;  // resident on a multiprocessor
@@ -48,6 +50,8 @@ using QTile = SmemTile<kTileM, 64>;
 using KTile = SmemTile<kTileN, 64>;
 using VTile = SmemTile<kTileN, 64>;
 using DoutTile = SmemTile<kTileM, 64>;
+using QCopy = TileCopy<QTile, kHeadDim, kNumThreads>;
+using DoutCopy = TileCopy<DoutTile, kHeadDimV, kNumThreads>;
 using ScoreTile = SmemTile<kTileN, kTileM>;  // dS^T
 
 // Shared memory, in bytes
@@ -327,16 +331,19 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
     }
 }
 
+constexpr int kKeepBlocks = (kTileN + 31) / 32;  // along the keys
+
 // Keep bits of a tile, as the definition's lanes hold them: the thread block computes each block of
 // 16 queries x 32 keys once, for the warps that need transposes of it.
 __device__ __forceinline__ void draw_keep_bits(uint32_t* keep_smem, const Dropout& dropout,
                                                int q_begin, int kv_begin, int warp, int lane) {
-    static_assert(kTileM % 16 == 0 && kTileN % 32 == 0, "a dropout block is 16 x 32");
+    static_assert(kTileM % 16 == 0 && kTileN % 16 == 0, "half a dropout block is 16 x 16");
 #pragma unroll 1
-    for (int block = warp; block < kTileM / 16 * (kTileN / 32); block += kNumWarps) {
-        keep_smem[block * 32 + lane] =
-            keep_bits<kDropoutBits>(dropout, q_begin / 16 + block / (kTileN / 32),
-                                    kv_begin / 32 + block % (kTileN / 32), lane);
+    for (int block = warp; block < kTileM / 16 * kKeepBlocks; block += kNumWarps) {
+        const uint32_t keep = keep_bits<kDropoutBits>(dropout, q_begin / 16 + block / kKeepBlocks,
+                                                      kv_begin / 32 + block % kKeepBlocks, lane);
+        // 16 keys a tile: every second one begins in the middle of a block.
+        keep_smem[block * 32 + lane] = kTileN % 32 == 0 ? keep : keep >> kv_begin % 32 / 4;
     }
 }
 
@@ -347,7 +354,7 @@ __device__ __forceinline__ void drop(float (&kept)[2][4], const float (&left)[4]
                                      const uint32_t* keep_smem, int q_block, int key_block,
                                      int lane) {
     const int key = lane / 4;  // and key + 8
-    const uint32_t* bits = keep_smem + (q_block * (kTileN / 32) + key_block / 2) * 32;
+    const uint32_t* bits = keep_smem + (q_block * kKeepBlocks + key_block / 2) * 32;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
         // The lane that the definition gives query 2 * (lane % 4) + c and this key; in its bits,
@@ -407,6 +414,9 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const Range full = full_queries(any_head, kv_begin, kv_begin + num_keys);
     const int first_tile = visible.begin / kTileM;
     const bool any_visible = visible.begin < visible.end;
+    QCopy q_copy;
+    DoutCopy dout_copy;
+    FloatCopy lse_copy, delta_copy;  // of the first kTileM threads
     // Starts copying what a step reads: Q, dO and their row statistics.
     const auto load_step = [&](int stage, int h, int tile) {
         const Sequence here = sequence.opaque();
@@ -414,19 +424,31 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         const int num_rows = here.q_len - q_begin;
         const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
         const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
-        q_smem.load_rows<kHeadDim, kNumThreads>(p.q.row(here.batch(), h, here.q_start + q_begin),
-                                                p.q.row_stride, num_rows);
-        dout_smem.load_rows<kHeadDimV, kNumThreads>(
-            p.dout.row(here.batch(), h, here.q_start + q_begin), p.dout.row_stride, num_rows);
+        const Element* q = p.q.row(here.batch(), h, here.q_start + q_begin);
+        q_copy.start(q_smem, QCopy::Share::source(q, p.q.row_stride), p.q.row_stride, num_rows);
+        const Element* dout = p.dout.row(here.batch(), h, here.q_start + q_begin);
+        dout_copy.start(dout_smem, DoutCopy::Share::source(dout, p.dout.row_stride),
+                        p.dout.row_stride, num_rows);
         if (threadIdx.x < kTileM) {
             const int row = opaque(threadIdx.x);
             const uint32_t offset = (stage * kTileM + row) * sizeof(float);
-            cp_async_4(smem_base + kLseOffset + offset,
-                       p.lse + stats_row(p, here, h, q_begin + row), row < num_rows);
-            cp_async_4(smem_base + kDeltaOffset + offset,
-                       p.delta + stats_tile(p, here, h, tile) * kTileM + row, true);
+            lse_copy.start(smem_base + kLseOffset + offset,
+                           p.lse + stats_row(p, here, h, q_begin + row), row < num_rows);
+            delta_copy.start(smem_base + kDeltaOffset + offset,
+                             p.delta + stats_tile(p, here, h, tile) * kTileM + row, true);
         }
-        cp_async_commit();
+        commit_copies();
+    };
+    // Ends what load_step started for `stage`; a barrier shows it to the others.
+    const auto finish_load = [&](int stage) {
+        q_copy.finish(QTile{smem_base + kQOffset + stage * QTile::kBytes});
+        dout_copy.finish(DoutTile{smem_base + kDoutOffset + stage * DoutTile::kBytes});
+        if (threadIdx.x < kTileM) {
+            const uint32_t offset = (stage * kTileM + threadIdx.x) * sizeof(float);
+            lse_copy.finish(smem_base + kLseOffset + offset);
+            delta_copy.finish(smem_base + kDeltaOffset + offset);
+        }
+        wait_for_copies();
     };
 
     k_smem.clear_padding<kHeadDim, kNumThreads>();
@@ -437,10 +459,12 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         DoutTile{smem_base + kDoutOffset + stage * DoutTile::kBytes}
             .clear_padding<kHeadDimV, kNumThreads>();
     }
-    k_smem.load_rows<kHeadDim, kNumThreads>(
-        p.k.row(sequence.batch(), h_kv, sequence.kv_start + kv_begin), p.k.row_stride, num_keys);
-    v_smem.load_rows<kHeadDimV, kNumThreads>(
-        p.v.row(sequence.batch(), h_kv, sequence.kv_start + kv_begin), p.v.row_stride, num_keys);
+    copy_rows<kHeadDim, kNumThreads>(k_smem,
+                                     p.k.row(sequence.batch(), h_kv, sequence.kv_start + kv_begin),
+                                     p.k.row_stride, num_keys);
+    copy_rows<kHeadDimV, kNumThreads>(v_smem,
+                                      p.v.row(sequence.batch(), h_kv, sequence.kv_start + kv_begin),
+                                      p.v.row_stride, num_keys);
     int h = h_kv * p.group;
     int tile = first_tile;
     if (any_visible) load_step(0, h, tile);
@@ -460,9 +484,9 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         const bool next_head = (tile + 1) * kTileM >= visible.end;  // this was its last tile
         const int next_h = next_head ? h + 1 : h;
         const int next_tile = next_head ? first_tile : tile + 1;
-        cp_async_wait<0>();
+        finish_load(stage);
         __syncthreads();  // this step's tiles have landed; everyone is done with the last step
-        if (kNumStages > 1 && next_h / p.group == opaque(h_kv)) {
+        if (kLoadsAhead && next_h / p.group == opaque(h_kv)) {
             load_step((stage + 1) % kNumStages, next_h, next_tile);
         }
         const bool masked = kv_begin + kTileN > sequence.kv_len || q_begin < full.begin ||
@@ -534,14 +558,14 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         }
 
         __syncthreads();  // dS is complete; everyone is done with this step's tiles
-        if (kNumStages == 1 && next_h / p.group == opaque(h_kv)) load_step(0, next_h, next_tile);
+        if (!kLoadsAhead && next_h / p.group == opaque(h_kv)) load_step(0, next_h, next_tile);
         add_dq(p.dq_accum + stats_tile(p, sequence.opaque(), h, tile) * (kTileM * kBlocksQk * 16),
                ds_smem, k_smem, warp, lane);
         h = next_h;
         tile = next_tile;
     }
 
-    cp_async_wait_all();  // K and V, where there was no step to wait for
+    wait_for_all_copies();  // K and V, where there was no step to wait for
     __syncthreads();  // everyone is done with K and V, whose places dK and dV take
     store_blocks<Element, kBlocksQk, kHeadSplits>(dk, p.softmax_scale, k_smem, key_block * 16,
                                                   part * kOwnBlocksQk, lane);

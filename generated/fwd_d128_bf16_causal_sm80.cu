@@ -3,6 +3,7 @@
 // out = dropout(softmax(mask(softmax_scale * Q @ K^T))) @ V, one pass over the keys with an online
 // softmax; nothing of size seqlen_q x seqlen_k exists. A thread block owns kTileM queries of one
 // head and walks the keys they may see in tiles of kTileN, last tile first.
+#include "device/copy_async.cuh"
 #include "device/product.cuh"
 #include "device/view.cuh"
 #include "host/attention_args.h"
@@ -36,6 +37,8 @@ using QTile = SmemTile<kTileM, 128>;
 using KTile = SmemTile<kTileN, 128>;
 using VTile = SmemTile<kTileN, 128>;
 using OutTile = SmemTile<kTileM, 128>;  // takes Q's place at the end
+using KCopy = TileCopy<KTile, kHeadDim, kNumThreads>;
+using VCopy = TileCopy<VTile, kHeadDimV, kNumThreads>;
 // Shared memory, in bytes
 constexpr int kQOffset = 0;  // 34816: Q, then the output
 constexpr int kKOffset = 34816;  // 17408: one tile of K
@@ -284,27 +287,29 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const Range full_tiles = full_keys(head, at.q_begin, at.q_begin + at.num_rows);
     const int kv_last = (visible.end + kTileN - 1) / kTileN * kTileN - kTileN;
     // The tiles' addresses as this thread copies from them, last tile first.
-    const Element* k_source = KTile::thread_source<kHeadDim, kNumThreads>(
-        p.k.row(at.b, at.h / p.group, at.kv_start + kv_last), p.k.row_stride);
-    const Element* v_source = VTile::thread_source<kHeadDimV, kNumThreads>(
-        p.v.row(at.b, at.h / p.group, at.kv_start + kv_last), p.v.row_stride);
+    const Element* k_source =
+        KCopy::Share::source(p.k.row(at.b, at.h / p.group, at.kv_start + kv_last), p.k.row_stride);
+    const Element* v_source =
+        VCopy::Share::source(p.v.row(at.b, at.h / p.group, at.kv_start + kv_last), p.v.row_stride);
+    KCopy k_copy;
+    VCopy v_copy;
     const auto load_k = [&](int kv_begin) {
-        k_smem.load_async<kHeadDim, kNumThreads>(k_source, p.k.row_stride, at.kv_len - kv_begin);
+        k_copy.start(k_smem, k_source, p.k.row_stride, at.kv_len - kv_begin);
         k_source -= kTileN * p.k.row_stride;
-        cp_async_commit();
+        commit_copies();
     };
     // Values that no query of the head sees stay out: a NaN there would outlive P = 0.
     const Range seen = visible_keys(head, 0, at.q_len);
     const auto load_v = [&](int kv_begin) {
-        v_smem.load_async<kHeadDimV, kNumThreads>(v_source, p.v.row_stride, seen.end - kv_begin);
+        v_copy.start(v_smem, v_source, p.v.row_stride, seen.end - kv_begin);
         v_source -= kTileN * p.v.row_stride;
-        cp_async_commit();
+        commit_copies();
     };
     q_smem.clear_padding<kHeadDim, kNumThreads>();
     k_smem.clear_padding<kHeadDim, kNumThreads>();
     v_smem.clear_padding<kHeadDimV, kNumThreads>();
-    q_smem.load_rows<kHeadDim, kNumThreads>(p.q.row(at.b, at.h, at.q_start + at.q_begin),
-                                            p.q.row_stride, at.num_rows);
+    copy_rows<kHeadDim, kNumThreads>(q_smem, p.q.row(at.b, at.h, at.q_start + at.q_begin),
+                                     p.q.row_stride, at.num_rows);
     if (kv_last >= kv_first) load_k(kv_last);
 
     Output out = {};
@@ -313,7 +318,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     for (int m = 0; m < kAtomsM; ++m) stats.row_max[m][0] = stats.row_max[m][1] = -INFINITY;
 
     for (int kv_begin = kv_last; kv_begin >= kv_first; kv_begin -= kTileN) {
-        cp_async_wait<0>();
+        k_copy.finish(k_smem);
+        wait_for_copies();
         __syncthreads();  // this tile's K has landed; everyone is done with the last tile's V
         load_v(kv_begin);
 
@@ -323,7 +329,8 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                                lane);  // S = Q @ K^T
         const bool full = kv_begin >= full_tiles.begin && kv_begin + kTileN <= full_tiles.end;
         if (!full) apply_mask(s, p, head, at.q_begin, own_begin, warp, lane);
-        cp_async_wait<0>();
+        v_copy.finish(v_smem);
+        wait_for_copies();
         __syncthreads();  // this tile's V has landed; everyone is done with its K
         if (kv_begin > kv_first) load_k(kv_begin - kTileN);
         softmax_step(s, out, stats, p.softmax_scale_log2);
@@ -333,7 +340,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
 
     // Q, where there was no tile to wait for, has landed; everyone is done with it, and the output
     // takes its place.
-    cp_async_wait_all();
+    wait_for_all_copies();
     __syncthreads();
     const OutTile out_smem{q_smem.base};
     const Position end = locate(p);

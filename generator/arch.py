@@ -32,6 +32,7 @@ class Target:
     registers_per_sm: int = 65_536
     max_threads_per_sm: int = 2048
     warp_size: int = 32
+    dtypes: tuple[str, ...] = ("fp16", "bf16")  # what its kernels multiply
 
     @property
     def is_cpu(self) -> bool:
@@ -42,8 +43,12 @@ class Target:
 TARGETS: dict[str, Target] = {
     t.name: t
     for t in (
-        Target("cpu", (0, 0), "", "cpu", 0, 0),
-        Target("sm75", (7, 5), "75", "sm75", MAX_SMEM_SM75, 65_536, max_threads_per_sm=1024),
+        Target("cpu", (0, 0), "", "cpu", 0, 0, dtypes=("fp16", "bf16", "fp32", "fp64")),
+        Target(
+            *("sm75", (7, 5), "75", "sm75", MAX_SMEM_SM75, 65_536),
+            max_threads_per_sm=1024,
+            dtypes=("fp16",),  # its tensor cores know no bf16
+        ),
         Target("sm80", (8, 0), "80", "sm80", MAX_SMEM_SM80, 167_936),
         Target("sm86", (8, 6), "86", "sm80", MAX_SMEM_SM86, 102_400, max_threads_per_sm=1536),
         Target("sm87", (8, 7), "87", "sm80", MAX_SMEM_SM80, 167_936, max_threads_per_sm=1536),
@@ -55,7 +60,7 @@ TARGETS: dict[str, Target] = {
 }
 NATIVE = "native"
 """The spelling of "this machine's device", which only the runtime can resolve."""
-FAMILIES = ("cpu", "sm80")
+FAMILIES = ("cpu", "sm75", "sm80")
 """Families with templates; a target whose own family isn't here falls back to sm80."""
 
 _SPELLING = re.compile(r"(?:sm|compute)?_?([0-9]+)(?:\.([0-9]))?([af])?")
@@ -153,9 +158,24 @@ def family_for(target: Target, family: str | None = None) -> tuple[str, str]:
         )
     if family not in FAMILIES:
         raise TargetError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}.")
-    if (family == "cpu") != target.is_cpu or (not target.is_cpu and target.capability < (8, 0)):
+    if family == "sm75" and target.capability > (7, 5):
+        raise TargetError(
+            f"family: {family} is built for target {family} alone, whose PTX runs on "
+            f"{target.name} too, got target {target.name}. Build for {family}."
+        )
+    if (family == "cpu") != target.is_cpu or (family == "sm80" and target.capability < (8, 0)):
         raise TargetError(f"family: {family} code can't run on target {target.name}.")
     return family, "asked for"
+
+
+def target_for_family(target: Target, family: str | None) -> Target:
+    """What to build for when a device of ``target`` shall run the code of ``family``.
+
+    That is ``target``; for family sm75 on a newer GPU it is sm75, whose PTX the driver compiles.
+    """
+    if family == "sm75" and target.capability > (7, 5):
+        return TARGETS[family]
+    return target
 
 
 def buildable_targets() -> tuple[str, ...]:

@@ -44,6 +44,8 @@ GOLDENS: tuple[Golden, ...] = (
     Golden("d64-fp16-causal-dropout", "backward", "sm80", "the keep bits for the transposed tile"),
     Golden("d192v128-bf16-causal", "forward", "sm80", "qk and v heads of different sizes"),
     Golden("d128-bf16-causal-det", "backward", "sm80", "a dq that is bitwise reproducible"),
+    Golden("d64-fp16-causal", "forward", "sm75", "Turing: tiles on their way wait in registers"),
+    Golden("d64-fp16-causal", "backward", "sm75", "the same in the backward"),
     Golden("d128-bf16-causal", "forward", "sm90", "sm80 code for a later target", "sm80"),
 )
 

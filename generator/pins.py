@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .arch import TARGETS, buildable_targets, parse_target
 from .errors import PlanError, SpecError, TargetError
 from .spec_fields import PassTuning
-from .variant import GPU_DTYPES, PASSES, Variant
+from .variant import PASSES, Variant
 from .yaml_source import Document
 
 
@@ -79,7 +79,7 @@ def _try(document: Document, pins: Sequence[Pin], variants: Sequence[Variant]) -
     target, pass_name = TARGETS[pins[0].target], pins[0].pass_name
     values = {pin.field: pin.value for pin in pins}
     for variant in variants:
-        if not target.is_cpu and variant.dtype not in GPU_DTYPES:
+        if variant.dtype not in target.dtypes:
             continue
         try:
             plan(variant, pass_name, target, pins=values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .arch import TARGETS
 from .spec_fields import SpecFields
 from .variant import GPU_DTYPES, Variant
 from .yaml_source import Document
@@ -55,14 +56,20 @@ def _check_dtypes(document: Document, fields: SpecFields, arch: Sequence[str]) -
     if not arch or "cpu" in arch:
         return
     several = isinstance(fields.dtype, list)
+    targets = [TARGETS[name] for name in arch if name in TARGETS]  # not native
+    runs = [
+        d for d in GPU_DTYPES if len(targets) < len(arch) or any(d in t.dtypes for t in targets)
+    ]
     for index, dtype in enumerate(
         fields.dtype if isinstance(fields.dtype, list) else [fields.dtype]
     ):
-        if dtype not in GPU_DTYPES:
+        if dtype not in runs:
+            others = [t.name for t in TARGETS.values() if dtype in t.dtypes]
             raise document.error(
                 document.value_mark(("dtype", index) if several else ("dtype",)),
-                f"dtype: expected one of {', '.join(GPU_DTYPES)} for {', '.join(arch)}, "
-                f"got {dtype}, which runs on cpu only. Add cpu to arch, or change the dtype.",
+                f"dtype: expected one of {', '.join(runs)} for {', '.join(arch)}, got {dtype}, "
+                f"which runs on {', '.join(others)} only. Add {' or '.join(others)} to arch, or "
+                "change the dtype.",
             )
     for name, capture in fields.captures.items():
         if capture.dtype == "fp64":

@@ -2,6 +2,7 @@
 
     <root>/<target>/<name>-<fingerprint>-<unique>/   source, headers, library, build.log, manifest
     <root>/pointers/<target>/<family>/<pass>/<key>@<source>-<compiler>.json
+    <root>/tuned/<device>/<target>/<family>/<pass>/<key>.json   what `flashgen tune` found
     <root>/{locks,batches,templates,toolchain,specs}/  helpers, safe to delete when nothing runs
 
 An artifact's directory is written once and never again: its manifest comes last, then the pointer
@@ -32,7 +33,8 @@ LOCKS = "locks"
 BATCHES = "batches"
 TEMPLATES = "templates"
 TOOLCHAIN = "toolchain"
-SERVICE_DIRECTORIES = (POINTERS, LOCKS, BATCHES, TEMPLATES, TOOLCHAIN, INDEX)
+TUNED = "tuned"
+SERVICE_DIRECTORIES = (POINTERS, LOCKS, BATCHES, TEMPLATES, TOOLCHAIN, TUNED, INDEX)
 
 
 @dataclass(frozen=True, slots=True)

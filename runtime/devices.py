@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 X86_64_V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 """What /proc/cpuinfo calls the main additions of the level; Source: x86-64 psABI, table 3.1."""
-_V3_FLAG = "-march=x86-64-v3"
+X86_64_V4 = X86_64_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_LEVELS = {
+    "-march=x86-64-v3": (X86_64_V3, "from 2013 or later (Haswell, Zen)"),
+    "-march=x86-64-v4": (X86_64_V4, "with AVX-512 (Skylake-SP, Zen 4)"),
+}
+"""What a level needs, and which CPUs have it."""
 
 
 def best_device() -> torch.device:
@@ -92,12 +97,13 @@ def check_device(manifest: Manifest, device: torch.device) -> None:
 
 def _check_cpu(manifest: Manifest, where: str) -> None:
     features = cpu_features()
-    lacking = sorted(X86_64_V3 - features) if features and _V3_FLAG in manifest.flags else []
-    if lacking:
-        raise ToolchainError(
-            f"{where}: the binary is for x86-64-v3, this CPU lacks {', '.join(lacking)}. "
-            "Run it on a CPU from 2013 or later (Haswell, Zen)."
-        )
+    for flag, (needed, cpus) in _LEVELS.items():
+        lacking = sorted(needed - features) if features and flag in manifest.flags else []
+        if lacking:
+            raise ToolchainError(
+                f"{where}: the binary is for {flag.removeprefix('-march=')}, this CPU lacks "
+                f"{', '.join(lacking)}. Run it on a CPU {cpus}."
+            )
 
 
 def _capability(device: torch.device) -> tuple[int, int]:

@@ -58,7 +58,8 @@ def load(
             variant, or ``file.yaml:NAME``.
         device: where it will run first; the current CUDA device by default, else the CPU.
         specs: folders or files of specs besides the shipped ones and those of FLASHGEN_SPECS.
-        family: templates to use instead of the target's own, such as ``sm80`` on sm90.
+        family: templates to use instead of the target's own, such as ``sm80`` on sm90; ``sm75``
+            on a newer GPU is Turing's kernel as PTX, which the driver compiles.
 
     Raises:
         SpecError: when ``name`` is unknown or stands for several variants, which it lists.

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from ..generator.arch import Target
+from ..generator.arch import Target, target_for_family
 from ..generator.spec import Spec
 from ..generator.variant import Variant
 from . import arguments
 from .captures import signature_of
 from .devices import target_of
 from .loader import CompiledPass, load_passes
+from .tuning.store import tuned_pins
 from .unit import BuildRequest
 
 
@@ -41,7 +42,7 @@ class PassRunner:
         """Load ``passes`` for ``device``, with the pins of ``spec``."""
         self.variant = variant
         self.key = variant.key
-        self.target: Target = target_of(device)
+        self.target: Target = target_for_family(target_of(device), family)
         self.handle = self.key if family is None else f"{self.key}@{family}"
         self._signature = signature_of(variant)
         self.gradient_slots = self._signature.gradient_slots
@@ -127,15 +128,16 @@ class PassRunner:
     def _load(self, device: torch.device, passes: Sequence[str]) -> dict[str, CompiledPass]:
         """Load ``passes`` for ``device``; those that aren't built yet are built together."""
         with self._lock:
-            target = target_of(device)
-            requests = [self._request(target, name) for name in passes]
+            target = target_for_family(target_of(device), self._family)
+            requests = [self._request(target, name, device) for name in passes]
             loaded = dict(zip(passes, load_passes(requests, device=device), strict=True))
             for name, compiled in loaded.items():
                 self._passes[device, name] = compiled
             return loaded
 
-    def _request(self, target: Target, pass_name: str) -> BuildRequest:
+    def _request(self, target: Target, pass_name: str, device: torch.device) -> BuildRequest:
         pins = () if self._spec is None else self._spec.pins_for(target.name, pass_name)
+        pins = pins or tuned_pins(self.variant, pass_name, target, self._family, device)
         return BuildRequest(self.variant, pass_name, target, self._family, pins)
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..generator.variant import GPU_DTYPES, Variant
+from ..generator.variant import Variant
 from . import error_rule
 from .catalogue import CatalogueEntry
-from .devices import best_device
+from .devices import best_device, target_of
 from .kernel import Kernel
 from .philox import dropout_threshold
 from .reference import Dropout, Problem, evaluate
@@ -69,7 +69,7 @@ def verify(
     place = best_device() if device is None else torch.device(device)
     rows: list[VerifyRow] = []
     for entry in entries:
-        has_kernel = place.type == "cpu" or entry.variant.dtype in GPU_DTYPES
+        has_kernel = entry.variant.dtype in target_of(place).dtypes
         rows += _verify_entry(entry, place if has_kernel else torch.device("cpu"))
         if progress is not None:
             progress(entry.key)

@@ -6,16 +6,15 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from ..arch import Target, family_for
+from ..arch import TARGETS, Target, family_for
 from ..errors import PlanError
 from ..variant import PASSES, Variant
-from . import cpu, sm80
+from . import cpu, shipped, sm75, sm80
 from .base import KernelPlan, SmemBuffer
 
 __all__ = ["KernelPlan", "SmemBuffer", "candidates", "plan"]
 
-_PLANNERS: dict[str, ModuleType] = {"cpu": cpu, "sm80": sm80}
-_GPU_DTYPES = ("fp16", "bf16")
+_PLANNERS: dict[str, ModuleType] = {"cpu": cpu, "sm75": sm75, "sm80": sm80}
 
 
 def plan(
@@ -34,6 +33,8 @@ def plan(
     """
     planner, family, reason = _planner(variant, pass_name, target, family)
     chosen: KernelPlan = planner.plan(variant, pass_name, target, family, reason)
+    if shipped.TABLE:
+        chosen = chosen.pinned(dict(shipped.pins_of(variant.key, pass_name, target.name, family)))
     return chosen.pinned(pins or {}).check()
 
 
@@ -41,8 +42,12 @@ def candidates(
     variant: Variant, pass_name: str, target: Target, *, family: str | None = None
 ) -> Iterator[KernelPlan]:
     """Every legal plan for the tuner to time, the shipped one first."""
+    first = plan(variant, pass_name, target, family=family)
+    yield first
     planner, family, reason = _planner(variant, pass_name, target, family)
-    yield from planner.candidates(variant, pass_name, target, family, reason)
+    for found in planner.candidates(variant, pass_name, target, family, reason):
+        if found != first:
+            yield found
 
 
 def _planner(
@@ -51,9 +56,10 @@ def _planner(
     if pass_name not in PASSES:
         raise PlanError(f"pass: expected one of {', '.join(PASSES)}, got {pass_name!r}.")
     family, reason = family_for(target, family)
-    if family != "cpu" and variant.dtype not in _GPU_DTYPES:
+    if variant.dtype not in target.dtypes:
+        others = [t.name for t in TARGETS.values() if variant.dtype in t.dtypes]
         raise PlanError(
-            f"plan: {variant.key}: dtype {variant.dtype} runs on target cpu only, "
-            f"got {target.name}. Use one of {', '.join(_GPU_DTYPES)}."
+            f"plan: {variant.key}: dtype {variant.dtype} runs on {', '.join(others)} only, "
+            f"got target {target.name}. Use {' or '.join(target.dtypes)}."
         )
     return _PLANNERS[family], family, reason

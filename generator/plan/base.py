@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ..arch import Target
 from ..errors import PlanError
@@ -42,6 +42,7 @@ class KernelPlan:
     """
 
     pins: ClassVar[tuple[str, ...]] = ("tile_m", "tile_n")  # fields that `tuning:` may set
+    templates: ClassVar[str] = ""  # the family whose templates this one shares
 
     variant: Variant
     pass_name: str
@@ -61,7 +62,7 @@ class KernelPlan:
     def template(self) -> str:
         """Path of the template below ``templates/``."""
         suffix = "cpp" if self.family == "cpu" else "cu"
-        return f"{self.family}/{self.pass_name}.{suffix}.j2"
+        return f"{self.templates or self.family}/{self.pass_name}.{suffix}.j2"
 
     @property
     def source_name(self) -> str:
@@ -162,3 +163,31 @@ class KernelPlan:
                 f"{self.target.max_smem_bytes}. Lower tile_n or num_stages."
             )
         return self
+
+
+Plan = TypeVar("Plan", bound=KernelPlan)
+
+
+def legal(plans: Iterable[Plan]) -> Iterator[Plan]:
+    """Those of ``plans`` that are over no limit of their target, in their order."""
+    for one in plans:
+        try:
+            one.check()
+        except PlanError:
+            continue
+        yield one
+
+
+def first_legal(plans: Iterator[Plan], variant: Variant, pass_name: str, target: Target) -> Plan:
+    """The plan that ships.
+
+    Raises:
+        PlanError: when there is none.
+    """
+    shipped = next(plans, None)
+    if shipped is None:
+        raise PlanError(
+            f"plan: {variant.key}: no {pass_name} tile fits {target.name} "
+            f"({target.max_smem_bytes} bytes of shared memory)."
+        )
+    return shipped

@@ -60,6 +60,8 @@ class Sm80BackwardPlan(Sm80Plan):
         *("key_atoms", "head_splits", "score_splits", "num_stages", "dq_tile_n"),
     )
 
+    keep_keys: ClassVar[int] = 16
+
     @property
     def walks_tiles(self) -> bool:
         """Whether tiles of queries are classified one by one, not bounds of one loop."""
@@ -118,9 +120,14 @@ class Sm80BackwardPlan(Sm80Plan):
             score_bytes = 4 * self.score_m * 16 * self.key_atoms * self.num_warps
             buffers.append(("scores", score_bytes, "S of each lane, for the derivative"))
         if self.variant.dropout:
-            keep_bytes = self.tile_m * self.tile_n // 4
+            keep_bytes = self.tile_m // 16 * -(-self.tile_n // 32) * 128
             buffers.append(("keep", keep_bytes, "dropout's keep bits"))
         return stack(buffers)
+
+    @property
+    def loads_ahead(self) -> bool:
+        """Whether the next step's tiles are on their way during a step, not only from its end."""
+        return self.num_stages > 1
 
     @property
     def walk_bytes(self) -> int:

@@ -47,6 +47,12 @@ class Sm80Plan(KernelPlan):
     min_blocks: int = 1
 
     pins: ClassVar[tuple[str, ...]] = ("tile_m", "tile_n", "num_warps", "min_blocks")
+    keep_keys: ClassVar[int] = 32  # least keys of a tile with dropout
+
+    @property
+    def copy(self) -> str:
+        """The header in templates/device/ that fills tiles."""
+        return "copy_async"
 
     @property
     def padded_qk(self) -> int:
@@ -92,9 +98,9 @@ class Sm80Plan(KernelPlan):
             raise PlanError(
                 f"plan: {self.name}: expected 1 to 32 warps, got {self.num_warps}. Lower num_warps."
             )
-        if self.variant.dropout and (self.tile_m % 16 or self.tile_n % 32):
+        if self.variant.dropout and (self.tile_m % 16 or self.tile_n % self.keep_keys):
             raise PlanError(
-                f"plan: {self.name}: dropout works on blocks of 16x32, got tile "
+                f"plan: {self.name}: dropout works on blocks of 16x{self.keep_keys}, got tile "
                 f"{self.tile_m}x{self.tile_n}. Use a multiple."
             )
         # A multiprocessor has 1 KB more than a block may have, which each block costs.

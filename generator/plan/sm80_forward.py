@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from ..arch import Target
 from ..errors import PlanError
-from ..ir import Load, Name, walk
-from ..program import Program, program_for
+from ..program import program_for
 from ..variant import Variant
 from .base import KernelPlan, SmemBuffer
+from .reads import read_levels
 from .sm80_base import OVERHEAD_REGISTERS, Sm80Plan, stack, tile_bytes
 
 
@@ -92,7 +92,7 @@ def forward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]
     """
     columns = max(variant.head_dim, variant.head_dim_v)
     program = program_for(variant)
-    reads = _read_levels(program)
+    reads = read_levels(program)
     plain = program.score is None and program.tile_test is None
     # tile_m, tile_n, num_warps, key_splits, min_blocks
     shapes = [(m, n, w, 1, 1) for m, n, w in ((128, 64, 4), (128, 32, 4), (128, 64, 8))]
@@ -115,20 +115,3 @@ def forward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]
             "key_splits": key_splits,
             "min_blocks": min_blocks,
         }
-
-
-def _read_levels(program: Program) -> frozenset[str]:
-    """How fine the program's reads of tensors are.
-
-    "position" where any is of a row or a column, "line" where the score has such a read, "score"
-    where it has one of both.
-    """
-    found = set()
-    for root in (program.mask, program.score):
-        for node in () if root is None else walk(root):
-            if isinstance(node, Load):
-                names = {n.id for n in walk(node) if isinstance(n, Name)} & {"q_idx", "kv_idx"}
-                found |= {"position"} if names else set()
-                if root is program.score and names:
-                    found.add("score" if len(names) == 2 else "line")
-    return frozenset(found)

@@ -9,10 +9,12 @@ from functools import partial
 
 import torch
 
+from ...generator.arch import target_for_family
 from ...generator.errors import BenchError
 from ..build import Progress, build
 from ..devices import target_of
 from ..samples import Inputs
+from ..tuning.store import tuned_pins
 from ..unit import BuildRequest
 from .cells import Cell
 from .peers import Attend, Ours, Peer, Refusal
@@ -146,15 +148,17 @@ def build_ours(
     Raises:
         FlashgenError: as `build`.
     """
-    target = target_of(device)
     requests = []
     for contender in contenders:
+        if not isinstance(contender, Ours):
+            continue
+        family = contender.family
+        target = target_for_family(target_of(device), family)
         for cell in cells:
             for pass_name in ("forward", "backward"):
                 pins = cell.spec.pins_for(target.name, pass_name) if cell.spec else ()
-                if isinstance(contender, Ours):
-                    family = contender.family
-                    requests.append(BuildRequest(cell.variant, pass_name, target, family, pins))
+                pins = pins or tuned_pins(cell.variant, pass_name, target, family, device)
+                requests.append(BuildRequest(cell.variant, pass_name, target, family, pins))
     build(dict.fromkeys(requests), progress=progress)
 
 

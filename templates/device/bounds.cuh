@@ -69,10 +69,11 @@ __global__ void __launch_bounds__(32 * kBoundsWarps)
     for (int i = lane + 32; i < span.length; i += 32) bound.include(load(span.start + i));
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
-        const Bound<Value> other = {__shfl_xor_sync(0xffffffff, bound.lo, step),
-                                    __shfl_xor_sync(0xffffffff, bound.hi, step)};
-        bound.include(other.lo);
-        bound.include(other.hi);
+        // The lanes' values are numbers on their way, also where they are true or false.
+        const auto lo = static_cast<Value>(__shfl_xor_sync(0xffffffff, bound.lo, step));
+        const auto hi = static_cast<Value>(__shfl_xor_sync(0xffffffff, bound.hi, step));
+        bound.include(lo);
+        bound.include(hi);
     }
     if (lane == 0) p.bounds[at] = bound;
 }

@@ -1,4 +1,5 @@
-// One function per PTX instruction that the sm80 family uses, and nothing else.
+// One function per PTX instruction that the tensor-core families use, and nothing else; what takes
+// its place where a target lacks it.
 #pragma once
 
 #include <stdint.h>
@@ -44,6 +45,17 @@ __device__ __forceinline__ void cp_async_wait() {
 // else.
 __device__ __forceinline__ void cp_async_wait_all() {
     asm volatile("cp.async.wait_all;\n" ::: "memory");
+}
+
+// 16 bytes of global memory, or zeros where !valid, which never reads gmem.
+__device__ __forceinline__ void ld_global_128(uint32_t (&r)[4], const void* gmem, bool valid) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+        "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+        "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
+        : "=&r"(r[0]), "=&r"(r[1]), "=&r"(r[2]), "=&r"(r[3])
+        : "l"(gmem), "r"(static_cast<int>(valid))
+        : "memory");
 }
 
 // Waits for kThreads threads, whole warps, that name the same barrier; __syncthreads is number 0.
@@ -92,6 +104,27 @@ __device__ __forceinline__ float exp2_approx(float x) {  // 2^x; exp2(-inf) = 0
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
     return y;
+}
+
+// Bitwise or, and the greatest, of a value of each lane.
+__device__ __forceinline__ uint32_t reduce_or(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_or_sync(0xffffffff, x);
+#else
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x |= __shfl_xor_sync(0xffffffff, x, step);
+    return x;
+#endif
+}
+
+__device__ __forceinline__ uint32_t reduce_max(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(0xffffffff, x);
+#else
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = max(x, __shfl_xor_sync(0xffffffff, x, step));
+    return x;
+#endif
 }
 
 // Bytes kFirst and kFirst + 1 of x, each as the low half of a 16-bit value.

@@ -75,47 +75,7 @@ struct SmemTile {
         st_shared_32(at(row, col), pair);
     }
 
-    // Starts copying rows [0, kRows) of kHeadDim elements from global memory; rows before
-    // `begin_row` and from `end_row` up become zeros, so that nothing past a sequence's end reaches
-    // a product. `source` is thread_source() of the tile's first row.
-    template <int kHeadDim, int kNumThreads, typename Element>
-    __device__ __forceinline__ void load_async(const Element* source, int64_t row_stride,
-                                               int end_row, int begin_row = INT32_MIN) const {
-        constexpr int kChunks = kHeadDim / 8;            // of 16 bytes, a row
-        constexpr int kRowStep = kNumThreads / kChunks;  // rows that the block copies at once
-        const int thread = opaque(threadIdx.x);
-        const int first_row = thread / kChunks;
-        const int col = thread % kChunks * 8;
-        if (kNumThreads % kChunks != 0 && first_row >= kRowStep) return;
-#pragma unroll
-        for (int i = 0; i < (kRows + kRowStep - 1) / kRowStep; ++i) {
-            const int row = first_row + i * kRowStep;
-            if (kRows % kRowStep == 0 || row < kRows) {
-                cp_async_16(at(row, col), source, row < end_row && row >= begin_row);
-                source += kRowStep * row_stride;
-            }
-        }
-    }
-
-    // Where this thread's share of load_async begins: a pointer that the caller moves from tile to
-    // tile, so that its address is not computed anew each time.
-    template <int kHeadDim, int kNumThreads, typename Element>
-    static __device__ __forceinline__ const Element* thread_source(const Element* gmem,
-                                                                   int64_t row_stride) {
-        constexpr int kChunks = kHeadDim / 8;
-        const int thread = opaque(threadIdx.x);
-        return gmem + thread / kChunks * row_stride + thread % kChunks * 8;
-    }
-
-    // load_async of the tile whose first row is at `gmem`, for tiles that are not walked.
-    template <int kHeadDim, int kNumThreads, typename Element>
-    __device__ __forceinline__ void load_rows(const Element* gmem, int64_t row_stride,
-                                              int num_rows) const {
-        load_async<kHeadDim, kNumThreads>(thread_source<kHeadDim, kNumThreads>(gmem, row_stride),
-                                          row_stride, num_rows);
-    }
-
-    // Zeroes the columns from kHeadDim to kCols, which load_async never touches.
+    // Zeroes the columns from kHeadDim to kCols, which copies never touch.
     template <int kHeadDim, int kNumThreads>
     __device__ __forceinline__ void clear_padding() const {
         if constexpr (kHeadDim < kCols) {
@@ -139,8 +99,7 @@ struct SmemTile {
         }
     }
 
-    // Makes zeros of every infinity and NaN among what this thread copied with load_async, once
-    // that has landed.
+    // Makes zeros of every infinity and NaN among what this thread copied, once that has landed.
     template <typename Element, int kHeadDim, int kNumThreads>
     __device__ __forceinline__ void clear_non_finite() const {
         constexpr int kChunks = kHeadDim / 8;
@@ -182,6 +141,37 @@ struct SmemTile {
                                                                             words[2], words[3]};
             }
         }
+    }
+};
+
+// What a thread copies of a tile: 16-byte chunks of kHeadDim elements a row, one below the other.
+template <typename Tile, int kHeadDim, int kNumThreads>
+struct TileShare {
+    static constexpr int kRowChunks = kHeadDim / 8;
+    static constexpr int kRowStep = kNumThreads / kRowChunks;  // rows that the block copies at once
+    static constexpr int kChunks = (Tile::kRows + kRowStep - 1) / kRowStep;
+
+    // Calls copy(i, row, col) for the i-th chunk, at (row, col), kUnroll of them in a go.
+    template <int kUnroll = kChunks, typename Copy>
+    static __device__ __forceinline__ void visit(Copy copy) {
+        const int thread = opaque(threadIdx.x);
+        const int first_row = thread / kRowChunks;
+        const int col = thread % kRowChunks * 8;
+        if (kNumThreads % kRowChunks != 0 && first_row >= kRowStep) return;
+#pragma unroll kUnroll
+        for (int i = 0; i < kChunks; ++i) {
+            const int row = first_row + i * kRowStep;
+            if (Tile::kRows % kRowStep == 0 || row < Tile::kRows) copy(i, row, col);
+        }
+    }
+
+    // Where it begins in global memory: a pointer that the caller moves from tile to tile, so that
+    // its address is not computed anew each time.
+    template <typename Element>
+    static __device__ __forceinline__ const Element* source(const Element* gmem,
+                                                            int64_t row_stride) {
+        const int thread = opaque(threadIdx.x);
+        return gmem + thread / kRowChunks * row_stride + thread % kRowChunks * 8;
     }
 };
 

@@ -17,6 +17,7 @@ KINDS = [
     (errors.TargetError, exits.BAD_INPUT),
     (errors.PlanError, exits.BAD_INPUT),
     (errors.ArgumentError, exits.BAD_INPUT),
+    (errors.BenchError, exits.CHECK_FAILED),
     (errors.ToolchainError, exits.BUILD_FAILED),
     (errors.CompileError, exits.BUILD_FAILED),
     (errors.CacheError, exits.BUILD_FAILED),

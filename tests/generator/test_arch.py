@@ -14,6 +14,7 @@ from flashgen.generator.arch import (
     parse_target,
     parse_targets,
     target_for_capability,
+    target_for_family,
 )
 from flashgen.generator.errors import TargetError
 
@@ -133,11 +134,27 @@ def test_a_fallback_is_never_silent():
 
 
 @pytest.mark.parametrize(
-    ("target", "family"), [("cpu", "sm80"), ("sm80", "cpu"), ("sm75", "sm80"), ("sm80", "nope")]
+    ("target", "family"),
+    [("cpu", "sm80"), ("sm80", "cpu"), ("sm75", "sm80"), ("sm80", "sm75"), ("sm80", "nope")],
 )
 def test_families_that_cannot_serve(target, family):
     with pytest.raises(TargetError, match="family"):
         family_for(TARGETS[target], family)
+
+
+@pytest.mark.parametrize(
+    ("target", "family", "built"),
+    [
+        ("sm90", None, "sm90"),
+        ("sm90", "sm80", "sm90"),
+        ("sm90", "sm75", "sm75"),  # as PTX
+        ("sm75", "sm75", "sm75"),
+        ("sm75", None, "sm75"),
+        ("cpu", "sm75", "cpu"),  # which family_for refuses
+    ],
+)
+def test_a_family_of_one_target_is_built_for_it(target, family, built):
+    assert target_for_family(TARGETS[target], family).name == built
 
 
 def test_limits_are_of_the_right_order():

@@ -63,7 +63,7 @@ def command(
       flashgen build --arch sm90 --family sm80             a later target from sm80's templates
     """
     start = time.monotonic()
-    requests = select_requests(Catalogue.load(spec_dirs), keys, arch, family, strict)
+    requests = select_requests(Catalogue.load(spec_dirs), keys, arch, family, strict, tuned=True)
     with BuildProgress(quiet=as_json) as progress:
         artifacts = _build(requests, jobs, force, progress)
     compiled = progress.directories

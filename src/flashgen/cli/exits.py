@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..generator.errors import (
     ArgumentError,
+    BenchError,
     CacheError,
     CompileError,
     FlashgenError,
@@ -19,7 +20,7 @@ BAD_INPUT = 2  # usage, spec, key, target or pin; click uses 2 for usage as well
 BUILD_FAILED = 3  # toolchain, compilation or cache
 
 MEANING = (
-    "Exit codes: 0 done; 1 a check failed (verify, generate --check, cache verify, doctor); "
+    "Exit codes: 0 done; 1 a check failed (verify, bench, generate --check, cache verify, doctor); "
     "2 wrong usage, spec, key or target; 3 no toolchain, a failed build or an unusable cache."
 )
 
@@ -28,6 +29,7 @@ _CODES: tuple[tuple[type[FlashgenError], int], ...] = (
     (TargetError, BAD_INPUT),
     (PlanError, BAD_INPUT),
     (ArgumentError, BAD_INPUT),
+    (BenchError, CHECK_FAILED),
     (ToolchainError, BUILD_FAILED),
     (CompileError, BUILD_FAILED),
     (CacheError, BUILD_FAILED),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ..generator.arch import NATIVE, Target, parse_target
 from ..generator.errors import SpecError
-from ..generator.variant import GPU_DTYPES
 from ..runtime import paths
 from ..runtime.catalogue import Catalogue, CatalogueEntry
+from ..runtime.tuning.store import pins_here
 from ..runtime.unit import BuildRequest
 from .options import native_targets
 
@@ -31,6 +31,7 @@ def select_requests(
     targets: Sequence[Target],
     family: str | None = None,
     strict: bool | None = None,
+    tuned: bool = False,
 ) -> list[BuildRequest]:
     """What to build for ``names`` on ``targets``, without repeats.
 
@@ -45,6 +46,7 @@ def select_requests(
         targets: what to build for.
         family: whose templates.
         strict: whether lost speed fails the build; by default it does for shipped specs.
+        tuned: take what `flashgen tune` has found for this machine, as `load` does.
 
     Raises:
         SpecError: when that leaves nothing to build.
@@ -58,7 +60,8 @@ def select_requests(
                     pass_name,
                     target,
                     family,
-                    entry.spec.pins_for(target.name, pass_name),
+                    entry.spec.pins_for(target.name, pass_name)
+                    or (pins_here(entry.variant, pass_name, target, family) if tuned else ()),
                     is_shipped(entry) if strict is None else strict,
                 )
                 for pass_name in entry.spec.passes
@@ -88,5 +91,5 @@ def _targets(entry: CatalogueEntry, wanted: Sequence[Target], named: bool) -> Se
     return [
         target
         for target in wanted or listed or native_targets()
-        if (target in listed or not listed) and (target.is_cpu or entry.variant.dtype in GPU_DTYPES)
+        if (target in listed or not listed) and entry.variant.dtype in target.dtypes
     ]

@@ -57,7 +57,7 @@ def command(
     """
     catalogue = Catalogue.load(spec_dirs)
     entries = {entry.key: entry for entry in catalogue.find(key)}
-    requests = select_requests(catalogue, (key,), arch, family)
+    requests = select_requests(catalogue, (key,), arch, family, tuned=True)
     units = [prepare(request) for request in requests]
     if as_json:
         print_json([_as_data(entries[unit.request.variant.key], unit) for unit in units])
@@ -76,6 +76,9 @@ def _lines(entries: dict[str, CatalogueEntry], units: list[Unit]) -> Iterator[st
         yield ""
         yield f"{unit.request.pass_name} on {unit.request.target.name}"
         yield from _plan_lines(unit.plan)
+        if unit.request.pins:
+            pins = ", ".join(f"{name} {value}" for name, value in unit.request.pins)
+            yield _line("pins", f"{pins} (the spec's tuning, or `flashgen tune`)")
         yield _line("flags", " ".join(unit.flags))
         yield from _artifact_lines(unit.request)
 
