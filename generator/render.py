@@ -34,7 +34,19 @@ class Rendered:
 
 def render(plan: KernelPlan) -> Rendered:
     """The source of ``plan``; the same plan gives the same bytes."""
-    text = (
+    text = render_with(plan, f"bindings/tvm_ffi/{plan.pass_name}.h.j2")
+    return Rendered(plan.source_name, text, _headers(text))
+
+
+def render_with(plan: KernelPlan, entry: str, export: object = None) -> str:
+    """The text of ``plan``'s file whose entry points are the template ``entry``.
+
+    Args:
+        plan: what to render.
+        entry: path of a binding's template below ``templates/``.
+        export: what that template is given by this name, if anything.
+    """
+    return (
         environment()
         .get_template(plan.template)
         .render(
@@ -43,10 +55,10 @@ def render(plan: KernelPlan) -> Rendered:
             program=plan.program,
             hooks=plan.program.hooks,
             version=VERSION,
-            entry=f"bindings/tvm_ffi/{plan.pass_name}.h.j2",
+            entry=entry,
+            export=export,
         )
     )
-    return Rendered(plan.source_name, text, _headers(text))
 
 
 def render_probe(variant: Variant) -> str:
@@ -100,13 +112,14 @@ def _headers(text: str) -> tuple[tuple[str, str], ...]:
         path = pending.pop()
         if path in found:
             continue
-        found[path] = _header_text(path)
+        found[path] = header_text(path)
         pending += _INCLUDE.findall(found[path])
     return tuple(sorted(found.items()))
 
 
 @cache
-def _header_text(path: str) -> str:
+def header_text(path: str) -> str:
+    """The text of the plain header at ``path`` below ``templates/``."""
     loader = environment().loader
     assert loader is not None
     if ".." in PurePosixPath(path).parts:

@@ -29,7 +29,7 @@ inline int thread_count(int64_t tasks) {
 }
 
 // One `Scratch` for each thread; allocated before the threads start, so that a failure is an
-// exception in Python.
+// error of the call.
 template <typename Scratch>
 class PerThread {
   public:

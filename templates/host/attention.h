@@ -1,7 +1,7 @@
-// The arguments of the two passes, checked, whatever binding they came through.
+// The arguments of the two passes, checked, however they came in.
 //
-// A binding (host/abi.h) provides Device, stream_of and Arguments: the call's device, its first
-// fault, and ok().
+// What reads them provides Device, stream_of and Arguments: the call's device, its first fault, and
+// ok().
 #pragma once
 
 #include "host/abi.h"

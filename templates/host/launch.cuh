@@ -8,7 +8,7 @@
 
 namespace flashgen {
 
-// Sets the call's exception from a CUDA error; true where there was none.
+// Makes a CUDA error the call's; true where there was none.
 //
 // `error` is what one call of ours returned. The runtime also keeps it as its last error, where the
 // next reader would take it for his own: it is reported here, so it is taken out there. What others
@@ -23,7 +23,7 @@ inline bool check_cuda(Arguments& in, cudaError_t error, const char* what) {
 }
 
 // Makes the tensors' device the current one for as long as it lives; where that fails, the call
-// has its exception and `in` isn't ok().
+// has failed and `in` isn't ok().
 class DeviceGuard {
   public:
     DeviceGuard(Arguments& in, int device) {

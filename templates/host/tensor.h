@@ -1,4 +1,4 @@
-// Tensors as kernels' host code holds them, whatever binding they came through.
+// Tensors as kernels' host code holds them, however they came in.
 #pragma once
 
 #include <stdint.h>

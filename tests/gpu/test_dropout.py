@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from dropout_probe import kept_by_backward, kept_by_forward
 
 from flashgen.generator.variant import parse_key
 from flashgen.runtime.philox import dropout_threshold, keep_mask
@@ -24,38 +25,6 @@ KEYS = (
     "d72-fp16-causal-dropout-det",
 )
 PAIRS = ((7, 0), (2**64 - 1, 2**34 + 9), (2**63 + 5, 4), (0x0123456789ABCDEF, 2**63 - 1))
-
-
-def probe(rows, columns, begin, like):
-    """(batch, rows, heads, columns): row begin + c has a one in column c; the others zeros."""
-    batch, heads = like.shape[0], like.shape[2]
-    eye = torch.zeros(rows, columns, dtype=like.dtype, device=like.device)
-    count = min(columns, rows - begin)
-    eye[begin : begin + count, :count] = torch.eye(count, dtype=like.dtype, device=like.device)
-    return eye.view(1, rows, 1, columns).expand(batch, rows, heads, columns).contiguous()
-
-
-def kept_by_forward(kernel, q, k, p, seed, offset):
-    """bool (batch, heads, seqlen_q, seqlen_k): the elements that forward lets through."""
-    width, seqlen_k = kernel.variant.head_dim_v, k.shape[1]
-    parts = []
-    for begin in range(0, seqlen_k, width):
-        v = probe(seqlen_k, width, begin, k)
-        out = kernel.forward(q, k, v, dropout_p=p, seed=seed, offset=offset).out
-        parts.append((out != 0)[..., : seqlen_k - begin].permute(0, 2, 1, 3))
-    return torch.cat(parts, 3)
-
-
-def kept_by_backward(kernel, q, k, v, p, seed, offset):
-    """The same, by what reaches dv."""
-    width, seqlen_q = kernel.variant.head_dim_v, q.shape[1]
-    out, lse, rng_state = kernel.forward(q, k, v, dropout_p=p, seed=seed, offset=offset)
-    parts = []
-    for begin in range(0, seqlen_q, width):
-        dout = probe(seqlen_q, width, begin, q)
-        grads = kernel.backward(dout, q, k, v, out, lse, dropout_p=p, rng_state=rng_state)
-        parts.append((grads.dv != 0)[..., : seqlen_q - begin].permute(0, 2, 3, 1))
-    return torch.cat(parts, 2)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])

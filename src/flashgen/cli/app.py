@@ -17,6 +17,7 @@ from . import exits
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("build", "Compile variants into the cache."),
     "bundle": ("bundle", "Pack compiled kernels for machines without a compiler."),
+    "export": ("export", "Write a kernel as one source file and a C header."),
     "generate": ("generate", "Write rendered sources; keep generated/ true."),
     "list": ("list", "List the variants that the specs stand for."),
     "show": ("show", "Explain one variant: spec, plan, source, resources."),

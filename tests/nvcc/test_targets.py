@@ -1,0 +1,34 @@
+"""Representative kernels of each target spill nothing; the other variants' plans fit it."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashgen.generator.arch import TARGETS
+from flashgen.generator.variant import PASSES, parse_key
+from flashgen.runtime.build import BuildRequest, build
+from flashgen.runtime.cache import Cache
+
+CHOSEN = {
+    "sm75": ("d64-fp16-causal", "d128-fp16", "d256-fp16-causal-dropout-det"),
+    "sm86": ("d64-fp16-causal", "d128-bf16"),
+    "sm89": ("d128-fp16-causal",),
+    "sm120": ("d128-bf16-causal",),
+}
+
+
+@pytest.mark.nvcc
+def test_no_target_spills(tmp_path):
+    """CI builds the whole catalogue for sm80 and sm90; here the widest plans of the others."""
+    requests = [
+        BuildRequest(parse_key(key), name, TARGETS[target], strict=True)
+        for target, keys in CHOSEN.items()
+        for key in keys
+        for name in PASSES
+    ]
+    for artifact in build(requests, cache=Cache(tmp_path / "cache")):
+        target = TARGETS[artifact.manifest.target]
+        assert artifact.manifest.smem_bytes <= target.max_smem_bytes
+        for kernel in artifact.resources:
+            assert kernel.arch == f"sm_{target.nvcc_arch}"
+            assert kernel.registers <= 255 and kernel.spill_store_bytes == 0, kernel
