@@ -313,7 +313,8 @@ def _contenders(asked: Asked, device: torch.device) -> tuple[list[Peer], list[No
     from ..runtime.bench.record import Note
 
     names = asked.peers or asked.defaults.peers or peers.DEFAULT
-    chosen = [] if names == ("none",) else peers.peers_named(names)
+    family = asked.families[0] if asked.families else None
+    chosen = [] if names == ("none",) else peers.peers_named(names, family)
     reasons = [(peer, peer.absent(device)) for peer in chosen]
     ours = [peers.Ours(family) for family in asked.families or (None,)]
     absent = [Note(peer.name, reason) for peer, reason in reasons if reason is not None]
