@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from typing import Any, Literal
 
 from .body import Body
@@ -49,7 +50,7 @@ class Window:
     runtime: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: they would leave a cached_property no place
 class Variant:
     """One attention function. Everything that changes its result is a field, and is in its key.
 
@@ -91,7 +92,7 @@ class Variant:
         """Whether dropout is compiled in."""
         return self.dropout_bits > 0
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The readable, stable, complete name, such as ``d128v64-bf16-causal-dropout-det``."""
         size = f"d{self.head_dim}"
