@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import METHOD, measure, rotate  # beside this file
 
 import flashgen
+from flashgen.runtime.bench.timing import Call, Timed, measure, rotate
 
 BATCH, HEADS, SEQLEN, HEAD_DIM = 2, 16, 8192, 128
 INPUT_SETS = 2
@@ -133,6 +133,13 @@ def calls_of(kernel: Any, program: Program, backward: bool) -> tuple[list[Any], 
     return forwards, backwards
 
 
+def medians(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each call, all of them in a random order each round."""
+    timed = {name: Timed(call) for name, call in calls.items()}
+    samples = measure(timed, rounds, torch.device("cuda", torch.cuda.current_device()))
+    return {name: found.median_ms for name, found in samples.items()}
+
+
 def bar_of(program: Program, plain_ms: float, causal_ms: float) -> float | None:
     if program.bar == "free":
         return FREE * plain_ms
@@ -152,8 +159,8 @@ def run(names: list[str], rounds: int, backward: bool) -> list[Row]:
             forwards[name] = rotate(forward)
             if backward:
                 backwards[name] = rotate(back)
-    ms = measure(forwards, rounds)
-    back_ms = measure(backwards, rounds) if backward else {}
+    ms = medians(forwards, rounds)
+    back_ms = medians(backwards, rounds) if backward else {}
     rows = []
     for name in names:
         bar = bar_of(PROGRAMS[name], ms["plain"], ms["causal"])
@@ -196,8 +203,9 @@ def main() -> None:
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
         },
-        "method": f"{METHOD} of {args.rounds} rounds, {INPUT_SETS} input sets; batch {BATCH}, "
-        f"{HEADS} heads, seqlen {SEQLEN}, head_dim {HEAD_DIM}, bf16, family sm80",
+        "method": f"bursts of 10 ms in random order, 10 ms idle between, median of {args.rounds} "
+        f"rounds, {INPUT_SETS} input sets; batch {BATCH}, {HEADS} heads, seqlen {SEQLEN}, "
+        f"head_dim {HEAD_DIM}, bf16, family sm80",
         "rows": [asdict(row) for row in rows],
     }
     if args.out:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from .body import Body
 from .canonical import HASH_CHARS, body_hash
@@ -49,7 +49,7 @@ class Window:
     runtime: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: they would leave the key, computed once, no place
 class Variant:
     """One attention function. Everything that changes its result is a field, and is in its key.
 
@@ -85,15 +85,23 @@ class Variant:
     sink: Literal["", "learned", "fixed"] = ""
     block_mask: tuple[int, int] | None = None
     body: Body | None = None
+    _key: ClassVar[str]  # of the instance; a field would be a part of what a variant is
 
     @property
     def dropout(self) -> bool:
         """Whether dropout is compiled in."""
         return self.dropout_bits > 0
 
+    def __post_init__(self) -> None:
+        # not functools.cached_property, whose lock torch.compile can't trace
+        object.__setattr__(self, "_key", self._named())
+
     @property
     def key(self) -> str:
         """The readable, stable, complete name, such as ``d128v64-bf16-causal-dropout-det``."""
+        return self._key
+
+    def _named(self) -> str:
         size = f"d{self.head_dim}"
         if self.head_dim_v != self.head_dim:
             size += f"v{self.head_dim_v}"

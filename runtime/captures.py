@@ -14,6 +14,7 @@ import torch
 from ..generator.body import Param
 from ..generator.errors import ArgumentError
 from ..generator.ir.nodes import Load, Name
+from ..generator.ir.ranges import MAX_PARAM
 from ..generator.ir.types import plain, walk
 from ..generator.program import Program, ProgramCapture, program_for
 from ..generator.variant import Variant
@@ -269,8 +270,11 @@ class Signature:
                 f"{where}: expected a positive number, got {value}. Load the variant without "
                 "softcap for none."
             )
-        if param.type == "int" and not -(1 << 63) <= value < 1 << 63:
-            raise ArgumentError(f"{where}: expected an int in [-2**63, 2**63), got {value}.")
+        if param.type == "int" and not -MAX_PARAM <= value <= MAX_PARAM:
+            raise ArgumentError(
+                f"{where}: expected an int from -2**62 to 2**62, got {value}. The kernel's "
+                "arithmetic relies on it."
+            )
         return int(value) if param.type == "int" else float(value)
 
 

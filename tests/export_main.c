@@ -83,11 +83,14 @@ static flashgen_output out_rows(void* data, int64_t rows, int64_t heads) {
 }
 
 int main(void) {
-    const size_t q_bytes = (size_t)B * SQ * H * D * ELEMENT, k_bytes = (size_t)B * SK * HKV * D * ELEMENT;
+    const size_t q_bytes = (size_t)B * SQ * H * D * ELEMENT,
+                 k_bytes = (size_t)B * SK * HKV * D * ELEMENT;
     const size_t row_bytes = (size_t)B * H * SQ * sizeof(REAL);
-    const void *q = input(q_bytes), *k = input(k_bytes), *v = input(k_bytes), *dout = input(q_bytes);
+    const void *q = input(q_bytes), *k = input(k_bytes), *v = input(k_bytes),
+               *dout = input(q_bytes);
     const REAL* dlse = input(row_bytes);
-    void *out = allocate(q_bytes), *dq = allocate(q_bytes), *dk = allocate(k_bytes), *dv = allocate(k_bytes);
+    void *out = allocate(q_bytes), *dq = allocate(q_bytes), *dk = allocate(k_bytes),
+         *dv = allocate(k_bytes);
     REAL* lse = allocate(row_bytes);
 #ifdef ON_GPU
     must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -96,6 +99,8 @@ int main(void) {
     MEMBER(_forward_args) f = {0};
     f.batch = B, f.seqlen_q = SQ, f.seqlen_k = SK, f.num_heads = H, f.num_heads_kv = HKV;
     f.q = in_rows(q, SQ, H), f.k = in_rows(k, SK, HKV), f.v = in_rows(v, SK, HKV);
+    f.k.row_stride = D,
+    f.k.head_stride = SK * D; /* stdin has k as [batch, heads, seqlen, head_dim] */
     f.out = out_rows(out, SQ, H);
     f.lse = lse;
     f.softmax_scale = 0.125;

@@ -92,7 +92,10 @@ class Contest:
         for name, sets in list(self.ready.items()):
             context = sets[0].attend.context
             with self.guard(name), context():
-                found[name] = Timed(rotate([calls.call(pass_name) for calls in sets]), context)
+                call = rotate([calls.call(pass_name) for calls in sets])
+                for _ in range(2 * len(sets)):  # what fails, fails here and loses its row alone
+                    call()
+                found[name] = Timed(call, context)
         return found
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from .table import ratios_of
 
 _PANEL_INCHES = (4.2, 3.0)
 _COLUMNS = 3
+_DPI = 110
 _OURS_WIDTH, _PEER_WIDTH = 2.4, 1.3
 _Value = Callable[[Measurement], float | None]
 
@@ -33,35 +34,42 @@ def plot(record: Record, stem: Path, suffix: str) -> list[Path]:
     """
     pyplot = _pyplot()
     files = []
-    for pass_name in record.passes:
-        drawn: list[tuple[str, Any]] = []
-        if record.kind == "speed":
-            lines = _lines(pyplot, record, pass_name, "TFLOP/s", lambda m: m.tflops)
-            drawn = [(f"{pass_name}_tflops", lines), (f"{pass_name}_ratio", None)]
-            drawn[1] = (drawn[1][0], _bars(pyplot, record, pass_name))
-        elif record.kind == "memory":
-            value: _Value = lambda m: None if m.peak_bytes is None else m.peak_bytes / 1e6  # noqa: E731
-            drawn = [
-                ("memory", _lines(pyplot, record, pass_name, "MB over the inputs", value, True))
-            ]
-        else:
-            drawn = [(f"{pass_name}_host_ratio", _bars(pyplot, record, pass_name))]
-        for name, figure in drawn:
-            if figure is not None:
-                files.append(stem.with_name(f"{stem.name}_{name}.{suffix}"))
-                # no date: the same record gives the same file
-                about = {"Date": None} if suffix == "svg" else {"Software": None}
-                figure.savefig(files[-1], dpi=110, metadata=about)
-                pyplot.close(figure)
+    for name, figure in _figures(pyplot, record):
+        files.append(stem.with_name(f"{stem.name}_{name}.{suffix}"))
+        # no date and no version: the same record gives the same file
+        about = {"Date": None} if suffix == "svg" else {"Software": None}
+        figure.savefig(files[-1], dpi=_DPI, metadata=about)
+        pyplot.close(figure)
     return files
 
 
-def _lines(
-    pyplot: Any, record: Record, pass_name: str, unit: str, value: _Value, log: bool = False
-) -> Any:
+def _figures(pyplot: Any, record: Record) -> Iterator[tuple[str, Any]]:
+    """The figures of a record that have anything to show, by the end of their file's name."""
+    for pass_name in record.passes:
+        figures = {}
+        if record.kind == "speed":
+            figures["tflops"] = _lines(pyplot, record, pass_name, "TFLOP/s", _tflops)
+        if record.kind == "memory":
+            figures["peak"] = _lines(pyplot, record, pass_name, "MB over the inputs", _megabytes)
+        else:
+            figures["ratio"] = _bars(pyplot, record, pass_name)
+        for name, figure in figures.items():
+            if figure is not None:
+                yield f"{pass_name}_{name}", figure
+
+
+def _tflops(found: Measurement) -> float | None:
+    return found.tflops
+
+
+def _megabytes(found: Measurement) -> float | None:
+    return None if found.peak_bytes is None else found.peak_bytes / 1e6
+
+
+def _lines(pyplot: Any, record: Record, pass_name: str, unit: str, value: _Value) -> Any:
     """A panel for each variant that has more than one length, a line for each contender."""
     panels: dict[str, list[CellRecord]] = {}
-    for cell in record.cells:
+    for cell in sorted(record.cells, key=lambda cell: (cell.causal, cell.head_dim)):
         panels.setdefault(cell.label, []).append(cell)
     panels = {label: cells for label, cells in panels.items() if len(cells) > 1}
     if not panels:
@@ -76,7 +84,7 @@ def _lines(
         _panel(axis, record.contenders, cells, pass_name, value)
         axis.set_title(f"{label}, {pass_name}", fontsize=9)
         axis.set_ylabel(unit, fontsize=8)
-        axis.set_yscale("log") if log else axis.set_ylim(bottom=0)
+        axis.set_yscale("log") if record.kind == "memory" else axis.set_ylim(bottom=0)
     axes.flat[0].legend(fontsize=7)
     figure.suptitle(_title(record), fontsize=9)
     return figure
@@ -100,6 +108,7 @@ def _panel(
         )
     lengths = sorted({cell.seqlen_q for cell in cells})
     axis.set_xscale("log", base=2)
+    axis.set_xlabel("seqlen", fontsize=8)
     axis.set_xticks(lengths, [str(n) for n in lengths], fontsize=7)
     axis.tick_params(axis="y", labelsize=7)
     axis.grid(alpha=0.3)

@@ -127,6 +127,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[CellRecord, ...]
     benchmark: str = BENCHMARK
 
+    def with_cell(self, cell: CellRecord) -> Record:
+        """This record and one cell more."""
+        return msgspec.structs.replace(self, cells=(*self.cells, cell))
+
     @property
     def contenders(self) -> tuple[str, ...]:
         """Those that have a measurement, ours first."""

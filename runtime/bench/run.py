@@ -70,7 +70,7 @@ def run(
     contenders: Sequence[Peer],
     settings: Settings,
     absent: Sequence[Note] = (),
-    progress: Callable[[CellRecord], None] | None = None,
+    progress: Callable[[Record], None] | None = None,
 ) -> Record:
     """The record of ``cells``, each contender checked against the first before it is timed.
 
@@ -79,7 +79,7 @@ def run(
         contenders: who takes part; the first is ours.
         settings: how.
         absent: contenders that were asked for and aren't there.
-        progress: called with each cell's record.
+        progress: called after each cell with the record so far.
 
     Raises:
         FlashgenError: when ours can't be built or run.
@@ -90,13 +90,8 @@ def run(
             f"bench: --memory: expected a CUDA device, got {settings.device}. torch counts "
             "allocations there alone."
         )
-    cell_records = []
-    for cell in cells:
-        cell_records.append(_run_cell(cell, contenders, settings))
-        if progress is not None:
-            progress(cell_records[-1])
     commit = record.commit_of_checkout() if settings.commit is None else settings.commit
-    return Record(
+    found = Record(
         kind=settings.kind,
         date=record.now(),
         commit=commit,
@@ -105,8 +100,13 @@ def run(
         device=record.describe_device(settings.device),
         versions=record.describe_versions(settings.device),
         absent=tuple(absent),
-        cells=tuple(cell_records),
+        cells=(),
     )
+    for cell in cells:
+        found = found.with_cell(_run_cell(cell, contenders, settings))
+        if progress is not None:
+            progress(found)
+    return found
 
 
 def _run_cell(cell: Cell, contenders: Sequence[Peer], settings: Settings) -> CellRecord:

@@ -18,7 +18,8 @@ Call = Callable[[], object]
 
 BURST_S = 0.010  # work between two gaps
 GAP_S = 0.010
-MAX_REPEATS = 300  # a launch queue holds about a thousand kernels, a call is three or fewer
+MAX_REPEATS = 300
+MAX_QUEUED = 50  # a launch queue holds about a thousand kernels, a step in eager mode is twenty
 _TRIAL_CALLS = 3
 _HOST_BOUND = 0.7  # host time over device time from which a queue is built up first
 _QUEUE_MARGIN = 1.3
@@ -147,7 +148,7 @@ class _CudaTimer:
             return _Burst(_repeats(ms))
         queued = _Burst(_TRIAL_CALLS, _TRIAL_CALLS * host_s * _QUEUE_MARGIN)
         ms, _ = self.run(timed, queued)  # the device's own time
-        repeats = _repeats(ms)
+        repeats = min(MAX_QUEUED, _repeats(ms))
         return _Burst(repeats, repeats * host_s * _QUEUE_MARGIN)
 
     def run(self, timed: Timed, burst: _Burst) -> tuple[float, Reading]:

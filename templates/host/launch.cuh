@@ -64,6 +64,8 @@ inline cudaStream_t current_stream(Device device) {
     return static_cast<cudaStream_t>(stream_of(device));
 }
 
+constexpr int64_t kMaxGrid = 2147483647;  // blocks in x; CUDA C++ Programming Guide, 3.0 and up
+
 struct Grid {
     int64_t blocks;  // in x; of 0 blocks nothing is launched, which CUDA would refuse
     int threads;
@@ -75,6 +77,12 @@ struct Grid {
 template <auto kKernel, typename Params>
 bool launch_kernel(Arguments& in, Device device, const Grid& grid, const Params& p) {
     if (grid.blocks == 0) return true;
+    if (grid.blocks > kMaxGrid) {
+        in.fail("ValueError", "%s: expected at most %lld thread blocks of one kernel, got %lld",
+                in.function(), static_cast<long long>(kMaxGrid),
+                static_cast<long long>(grid.blocks));
+        return false;
+    }
     if (grid.smem_bytes > kFreeSmemBytes &&
         !allow_smem<kKernel>(in, device.device_id, grid.smem_bytes)) {
         return false;
@@ -95,8 +103,6 @@ inline void check_alignment(Arguments& in, const char* name, const Tensor& t) {
         in.fail("ValueError", "%s: %s: expected 16-byte aligned rows", in.function(), name);
     }
 }
-
-constexpr int64_t kMaxGrid = 2147483647;  // blocks in x; CUDA C++ Programming Guide, 3.0 and up
 
 constexpr double kLog2E = 1.4426950408889634;
 

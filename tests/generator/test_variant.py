@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import fields, replace
+from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 from hypothesis import given
@@ -123,6 +123,18 @@ def test_every_field_is_in_the_key():
     for field in fields(Variant):
         changed = replace(base, **{field.name: getattr(other, field.name)})
         assert changed.key != base.key, field.name
+
+
+def test_a_key_is_computed_once(monkeypatch):
+    variant = Variant(64, 64, "fp16", body=BODY)
+    key = variant.key
+    assert replace(variant) == variant and hash(replace(variant)) == hash(variant)
+    monkeypatch.setattr("flashgen.generator.variant.body_hash", lambda _: 1 / 0)
+    assert variant.key is key
+    with pytest.raises(ZeroDivisionError):
+        replace(variant)
+    with pytest.raises(FrozenInstanceError):
+        variant.key = "d64-fp16"
 
 
 def test_no_two_variants_share_a_key():

@@ -13,6 +13,7 @@ from flashgen.generator.errors import CompileError
 from flashgen.generator.variant import parse_key
 from flashgen.runtime import toolchain
 from flashgen.runtime.build import BuildRequest, build, find
+from flashgen.runtime.bundling import Packed, write_bundle
 from flashgen.runtime.cache import Cache
 from flashgen.runtime.loader import load_pass
 from flashgen.runtime.toolchain import find_nvcc
@@ -49,6 +50,18 @@ def test_the_manifest_has_what_ptxas_said(artifact):
 def test_it_loads_without_a_gpu_under_an_odd_path(cache, artifact):
     compiled = load_pass(request_for(), cache=cache, build_missing=False)
     assert compiled.artifact == artifact
+    assert compiled.workspace(2, 4, 2, 100, 200) >= 0
+
+
+def test_a_bundle_serves_a_gpu_target_without_nvcc(cache, artifact, tmp_path, monkeypatch):
+    write_bundle(tmp_path / "bundle", [Packed(request_for(), artifact)], ())
+    monkeypatch.setenv("PATH", "")
+    for name in ("CUDA_HOME", "CUDA_PATH", "FLASHGEN_CUDA_HOME", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    bundled = Cache(tmp_path / "none", (tmp_path / "bundle",))
+    compiled = load_pass(request_for(), cache=bundled, build_missing=False)
+    assert compiled.artifact.directory.parent == tmp_path / "bundle" / "sm80"
+    assert compiled.artifact.manifest.resources == artifact.manifest.resources
     assert compiled.workspace(2, 4, 2, 100, 200) >= 0
 
 

@@ -107,7 +107,9 @@ def test_bind_gives_tensors_and_numbers_in_order():
         ({"softcap": math.nan}, "softcap: expected a positive number, got nan"),
         ({"softcap": None}, "softcap: expected a float, got None"),
         ({"W": torch.tensor(3)}, r"W: expected an int, got tensor\(3\).*pass its .item\(\)"),
-        ({"W": 2**63}, r"W: expected an int in \[-2\*\*63, 2\*\*63\)"),
+        ({"W": 2**62 + 1}, r"W: expected an int from -2\*\*62 to 2\*\*62, got 4611686018427387905"),
+        ({"W": -(2**62) - 1}, r"W: expected an int from -2\*\*62 to 2\*\*62"),
+        ({"W": 10**30}, r"W: expected an int from -2\*\*62 to 2\*\*62"),
         ({"W": 3.0}, "W: expected an int, got 3.0. Pass an int"),
         ({"cap": False}, "cap: expected a float, got False"),
     ],
@@ -115,6 +117,11 @@ def test_bind_gives_tensors_and_numbers_in_order():
 def test_what_is_refused(change, message):
     with pytest.raises(ArgumentError, match=message):
         signature().bind(*dense(), arguments(**change))
+
+
+@pytest.mark.parametrize("value", [2**62, -(2**62), 0])
+def test_the_ints_that_ranges_are_made_for(value):
+    assert value in signature().bind(*dense(), arguments(W=value)).numbers
 
 
 def test_a_window_wider_than_any_sequence_is_no_bound():

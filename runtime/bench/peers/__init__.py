@@ -33,8 +33,8 @@ PEERS: dict[str, Peer] = {
 DEFAULT = tuple(name for name in PEERS if name not in ("eager", "unordered"))
 
 
-def peers_named(names: Iterable[str]) -> list[Peer]:
-    """The peers of those names, in their order.
+def peers_named(names: Iterable[str], family: str | None = None) -> list[Peer]:
+    """The peers of those names, in their order; ``unordered`` is of ``family``.
 
     Raises:
         ArgumentError: when one is unknown.
@@ -45,5 +45,5 @@ def peers_named(names: Iterable[str]) -> list[Peer]:
             raise ArgumentError(
                 f"bench: --peers: expected some of {', '.join(PEERS)}, got {name!r}."
             )
-        found.append(PEERS[name])
+        found.append(Unordered(family) if name == "unordered" else PEERS[name])
     return found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch._functorch.config
 
 from ....generator.ir import Name, walk
 from ....generator.program import program_for
@@ -68,11 +70,15 @@ class Flex:
         def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
             return compiled(q, k, v, **options)
 
-        return Attend(call, True, _no_fallback)
+        return Attend(call, True, _settings)
 
 
-def _no_fallback() -> AbstractContextManager[object]:
-    """Where the limit of recompiles is hit, an error in place of eager attention."""
-    patch: AbstractContextManager[object]
-    patch = torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
-    return patch
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Where the limit of recompiles is hit, an error in place of eager attention.
+
+    And buffers that a backward may be called twice with: it is timed alone, many times.
+    """
+    recompiles = torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
+    with recompiles, torch._functorch.config.patch(donated_buffer=False):
+        yield

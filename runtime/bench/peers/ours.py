@@ -37,10 +37,16 @@ class Ours:
         return Attend(call)
 
 
+@dataclass(frozen=True)
 class Unordered:
-    """Our kernel of the variant without ``deterministic``."""
+    """Our kernel of the variant without ``deterministic``, of the same family."""
 
-    name = "unordered"
+    family: str | None = None
+
+    @property
+    def name(self) -> str:
+        """``unordered``."""
+        return "unordered"
 
     def absent(self, device: torch.device) -> str | None:
         """It is always there."""
@@ -51,4 +57,4 @@ class Unordered:
         if not cell.variant.deterministic:
             raise Refusal("the variant isn't deterministic itself")
         plain = replace(cell, variant=replace(cell.variant, deterministic=False))
-        return Ours().attend(plain, data, dropout_p)
+        return Ours(self.family).attend(plain, data, dropout_p)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..runtime.bench.cells import Cell
     from ..runtime.bench.peers import Peer
-    from ..runtime.bench.record import CellRecord, Kind, Note, Record
+    from ..runtime.bench.record import Kind, Note, Record
 
 _CAUSAL = {"both": (False, True), "no": (False,), "yes": (True,)}
 _PASSES = ("forward", "backward", "step")
@@ -226,11 +226,7 @@ def command(
         _read(show, plot, out, suffix)
         return
     asked = Asked(**options)
-    record = _measure(asked)
-    if out is not None:
-        from ..runtime.bench.record import write_record
-
-        write_record(record, out)
+    record = _measure(asked, out)
     _print(record)
     if any(cell.errors for cell in record.cells):
         raise click.exceptions.Exit(CHECK_FAILED)
@@ -249,7 +245,7 @@ def _read(show: Path | None, plot: Path | None, out: Path | None, suffix: str) -
             click.echo(str(file))
 
 
-def _measure(asked: Asked) -> Record:
+def _measure(asked: Asked, out: Path | None) -> Record:
     import torch  # here, so that --help answers at once
 
     from ..runtime.bench import run
@@ -273,10 +269,10 @@ def _measure(asked: Asked) -> Record:
         passes=asked.passes or asked.defaults.passes,
         rounds=asked.rounds,
         sustained=asked.regime == "sustained",
-        command=shlex.join(["flashgen", *sys.argv[1:]]),
+        command=_command_line(),
         commit=asked.commit,
     )
-    return run.run(cells, contenders, settings, absent, _Progress(len(cells)))
+    return run.run(cells, contenders, settings, absent, _Progress(len(cells), out))
 
 
 def _cells(asked: Asked) -> list[Cell]:
@@ -317,7 +313,8 @@ def _contenders(asked: Asked, device: torch.device) -> tuple[list[Peer], list[No
     from ..runtime.bench.record import Note
 
     names = asked.peers or asked.defaults.peers or peers.DEFAULT
-    chosen = [] if names == ("none",) else peers.peers_named(names)
+    family = asked.families[0] if asked.families else None
+    chosen = [] if names == ("none",) else peers.peers_named(names, family)
     reasons = [(peer, peer.absent(device)) for peer in chosen]
     ours = [peers.Ours(family) for family in asked.families or (None,)]
     absent = [Note(peer.name, reason) for peer, reason in reasons if reason is not None]
@@ -339,16 +336,33 @@ def _print(record: Record) -> None:
             click.echo(f"error: {where}: {note.contender}: {note.reason}", err=True)
 
 
-class _Progress:
-    """One living line on a terminal, a line for each cell elsewhere."""
+def _command_line() -> str:
+    """What was called, without where the record goes and what it says of the commit."""
+    words = iter(sys.argv[1:])
+    kept = ["flashgen"]
+    for word in words:
+        if word in ("-o", "--out", "--commit"):
+            next(words, None)
+        elif not word.startswith(("--out=", "--commit=")):
+            kept.append(word)
+    return shlex.join(kept)
 
-    def __init__(self, total: int) -> None:
+
+class _Progress:
+    """One living line on a terminal, a line for each cell elsewhere; writes what there is."""
+
+    def __init__(self, total: int, out: Path | None) -> None:
         self._total = total
+        self._out = out
         self._done = 0
         self._live = sys.stderr.isatty()
 
-    def __call__(self, cell: CellRecord) -> None:
-        self._done += 1
+    def __call__(self, record: Record) -> None:
+        if self._out is not None:
+            from ..runtime.bench.record import write_record
+
+            write_record(record, self._out)
+        self._done, cell = len(record.cells), record.cells[-1]
         text = f"[{self._done}/{self._total}] {cell.label}, seqlen {cell.seqlen_q}"
         if self._live:
             click.echo(f"\r\x1b[K{text if self._done < self._total else ''}", nl=False, err=True)

@@ -57,7 +57,7 @@ def command(
       flashgen cache ls kernels/                                         what it has
     """
     catalogue = Catalogue.load(spec_dirs)
-    requests = select_requests(catalogue, keys, arch, family)
+    requests = select_requests(catalogue, keys, arch, family, tuned=True)
     with BuildProgress(quiet=False) as progress:
         artifacts = build(requests, jobs=jobs, progress=progress)
     kernels = [

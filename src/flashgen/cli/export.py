@@ -51,7 +51,7 @@ def command(
       flashgen export d128-bf16-causal --arch sm80 -o attn/
       flashgen export documents.yaml --arch cpu --name documents -o attn/
     """
-    requests = select_requests(Catalogue.load(spec_dirs), (key,), arch, family)
+    requests = select_requests(Catalogue.load(spec_dirs), (key,), arch, family, tuned=True)
     kinds = dict.fromkeys((request.variant.key, request.target.name) for request in requests)
     if len(kinds) > 1:
         raise click.UsageError(

@@ -90,7 +90,7 @@ def test_a_record_has_a_row_for_each_contender_and_pass(kind, monkeypatch):
     peers = [MATH, Fake("same")]
     record = run([cell_of()], peers, settings(kind), progress=seen.append)
     (cell,) = record.cells
-    assert seen == [cell]
+    assert seen == [record]
     assert [(m.contender, m.pass_name) for m in cell.measurements] == [
         (name, pass_name) for pass_name in ("forward", "backward") for name in ("math", "same")
     ]
@@ -104,3 +104,27 @@ def test_a_record_has_a_row_for_each_contender_and_pass(kind, monkeypatch):
 def test_memory_is_counted_on_gpus_alone():
     with pytest.raises(ArgumentError, match="--memory: expected a CUDA device, got cpu"):
         run([cell_of()], [MATH], settings("memory"))
+
+
+def test_a_peer_that_fails_while_it_is_timed_loses_its_row_alone():
+    """As a compiled backward does that may be called once."""
+
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, out):
+            ctx.calls = 0
+            return out.clone()
+
+        @staticmethod
+        def backward(ctx, dout):
+            ctx.calls += 1
+            if ctx.calls > 1:
+                raise RuntimeError("called twice")
+            return dout
+
+    record = run([cell_of()], [MATH, Fake("once", Once.apply)], settings())
+    (cell,) = record.cells
+    assert [(m.contender, m.pass_name) for m in cell.measurements if m.contender == "once"] == [
+        ("once", "forward")
+    ]
+    assert cell.errors[0].reason == "RuntimeError: called twice"
