@@ -135,6 +135,11 @@ class Sm80BackwardPlan(Sm80Plan):
         return 4 * ((8 if self.variant.layout == "varlen" else 6) + 5)
 
     @property
+    def finds_bounds_anew(self) -> bool:
+        """Whether each step computes which queries see the keys, where registers are short."""
+        return max(self.padded_qk, self.padded_v) > 128 and not self.walks_tiles
+
+    @property
     def stores_ds(self) -> bool:
         """Whether other warps read a warp's dS: for dQ, or for their columns of dK."""
         return not self.variant.deterministic or self.head_splits > 1
@@ -226,7 +231,8 @@ def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]
     if columns <= 128 and program.gradients:  # their sums take registers
         shapes = [(64, 8, 1, 1, 1, 2, 1) if columns <= 64 else (32, 8, 1, 1, 2, 2, 1)]
     elif columns <= 64:
-        splits = 4 if _walks_tiles(program) else 2  # 32 queries at once spill with a walk
+        # 32 queries at once spill with a walk or random bits.
+        splits = 4 if _walks_tiles(program) or variant.dropout else 2
         shapes = [(64, 4, 2, 1, splits, 1, 2), (64, 8, 1, 1, 1, 2, 1)]
     elif columns <= 80:
         shapes = [(64, 8, 1, 1, 1, 2, 1)]

@@ -93,12 +93,12 @@ def forward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]
     columns = max(variant.head_dim, variant.head_dim_v)
     program = program_for(variant)
     reads = read_levels(program)
-    plain = program.score is None and program.tile_test is None
+    plain = program.score is None and program.tile_test is None and variant.layout != "varlen"
     # tile_m, tile_n, num_warps, key_splits, min_blocks
     shapes = [(m, n, w, 1, 1) for m, n, w in ((128, 64, 4), (128, 32, 4), (128, 64, 8))]
     small = [(64, 64, 4, 1, 1), (64, 32, 4, 1, 1)]
-    if columns > 128:
-        shapes = [(64, 64, 4, 2, 2), (128, 64, 8, 2, 1)]
+    if columns > 128:  # at 256, H200: 251 TFLOP/s with shared queries, 254 without
+        shapes = [(64, 64, 4, 2 if columns <= 224 else 1, 2), (128, 64, 8, 2, 1)]
     elif (columns > 64 and "score" in reads) or (
         columns > 96 and ("line" in reads or (reads and target.capability >= (10, 0)))
     ):
