@@ -521,12 +521,6 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         }
         const bool masked = kv_begin + kTileN > sequence.kv_len || q_begin < full.begin ||
                             min(q_begin + kTileM, sequence.q_len) > full.end;
-        // Opaque, or the compiler holds what these decide from step to step, and spills.
-        const int thread = opaque(threadIdx.x);
-        const int warp = thread / 32;
-        const int lane = thread % 32;
-        const int key_block = warp / kHeadSplits * kKeyAtoms;
-        const int part = warp % kHeadSplits;
         // A warp scores its keys with its share of the queries; kScoreM of them at once.
 #pragma unroll 1
         for (int split = 0; split < kScoreSplits; ++split) {

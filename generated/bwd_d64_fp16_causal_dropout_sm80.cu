@@ -38,7 +38,7 @@ constexpr int kMinBlocks = 2;  // resident on a multiprocessor
 constexpr int kKeyAtoms = 2;  // blocks of 16 keys of a warp
 constexpr int kHeadSplits = 1;  // warps that share keys; each owns columns of dK and dV
 constexpr int kOwnM = kTileM / kHeadSplits;  // queries of a step that a warp scores,
-constexpr int kScoreSplits = 2;  // in this many parts,
+constexpr int kScoreSplits = 4;  // in this many parts,
 constexpr int kScoreM = kOwnM / kScoreSplits;  // of so many
 constexpr int kBlocksM = kScoreM / 8;  // n8 blocks of a score tile
 constexpr int kBlocksQk = 64 / 16;  // 16-column blocks of dQ and dK
@@ -491,12 +491,6 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         }
         const bool masked = kv_begin + kTileN > sequence.kv_len || q_begin < full.begin ||
                             min(q_begin + kTileM, sequence.q_len) > full.end;
-        // Opaque, or the compiler holds what these decide from step to step, and spills.
-        const int thread = opaque(threadIdx.x);
-        const int warp = thread / 32;
-        const int lane = thread % 32;
-        const int key_block = warp / kHeadSplits * kKeyAtoms;
-        const int part = warp % kHeadSplits;
         // A warp scores its keys with its share of the queries; kScoreM of them at once.
 #pragma unroll 1
         for (int split = 0; split < kScoreSplits; ++split) {
