@@ -37,7 +37,9 @@ def test_load_takes_a_path(tmp_path):
 def test_sparse_tensors(index):
     tensors = [DENSE, DENSE, DENSE]
     tensors[index] = DENSE.to_sparse()
-    with pytest.raises(ArgumentError, match=r"expected a dense tensor, got torch.sparse_coo. Call to_dense"):
+    with pytest.raises(
+        ArgumentError, match=r"expected a dense tensor, got torch.sparse_coo. Call to_dense"
+    ):
         arguments.check_inputs(BF16, *tensors)
 
 
