@@ -73,7 +73,7 @@ def test_bad_input_is_one_sentence_and_exit_2(run, arguments, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["generate", "d64-bf16", "-o", "FILE/below"], ["FILE", "expected a path", "Not a dir"]),
+        (["generate", "d64-bf16", "-o", "FILE/below"], ["FILE", "expected a place", "Not a dir"]),
         (["explain", "d64-bf16", "--seqlen-q", "99999999999999"], ["pairs", "--seqlen-q"]),
         (["explain", "d64-bf16", "--seqlen-q", "1000000"], ["pairs", "1,000,000,000,000"]),
         (["explain", "d64-bf16", "--seqlen-q", "9000", "--tile", "1"], ["tiles", "--tile"]),
@@ -127,6 +127,13 @@ def test_unwritable_cache_is_exit_3(run, tmp_path):
     result = run("build", "d16-fp32", "--arch", "cpu", cache=occupied)
     assert result.exit_code == exits.BUILD_FAILED, result.output
     assert str(occupied) in result.output and "FLASHGEN_CACHE_DIR" in result.output
+
+
+def test_a_full_disk_is_one_line():
+    command = f"{shlex.quote(sys.executable)} -m flashgen list > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr.startswith("error: output: expected a place") and done.returncode == 2
+    assert "Traceback" not in done.stderr
 
 
 def test_a_closed_pipe_is_quiet():

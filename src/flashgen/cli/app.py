@@ -60,10 +60,10 @@ class LazyGroup(click.Group):
             click.echo(f"error: {error}", err=True)
             ctx.exit(exits.exit_code(error))
         except OSError as error:
-            if error.errno == errno.EPIPE or error.filename is None:
+            if error.errno == errno.EPIPE:
                 raise  # click ends quietly where a reader has left
             click.echo(
-                f"error: {error.filename}: expected a path that can be used, got: "
+                f"error: {error.filename or 'output'}: expected a place that can be written, got: "
                 f"{error.strerror}. Name another, or change its permissions.",
                 err=True,
             )
