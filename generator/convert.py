@@ -11,6 +11,7 @@ import msgspec
 from .body import AXES, CAPTURE_DTYPES
 from .errors import SpecError
 from .expression.names import check_name
+from .expression.tokens import MAX_CHARS
 from .spec_fields import (
     EXPECTED,
     EXPECTED_BELOW,
@@ -249,6 +250,8 @@ def _remedy_of_word(value: str, path: Path, field: str) -> str:
         words = DTYPES
     elif inner == "dtype":
         words = CAPTURE_DTYPES
+    if path[0] in ("mask", "score", "let") and len(value) > MAX_CHARS:
+        return f" Shorten it to {MAX_CHARS} characters, by 'let:'."
     guess = SPELLINGS.get(value.lower().removeprefix("torch."), "")
     near = [guess] if guess in words else difflib.get_close_matches(value.lower(), words, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""

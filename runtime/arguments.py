@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import NoReturn
 
 import torch
@@ -20,6 +19,12 @@ TORCH_DTYPES = {
 }
 ALIGNMENT_BYTES = 16  # GPU kernels copy rows in 16-byte pieces
 _MAX_INT64 = (1 << 63) - 1
+
+
+def shown(value: object) -> str:
+    """``value`` as an error names it: a number of hundreds of digits is cut short."""
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -76,6 +81,7 @@ def check_inputs(variant: Variant, q: torch.Tensor, k: torch.Tensor, v: torch.Te
             and head_dim == head_dim_k == variant.head_dim
             and (num_heads == 0 if num_heads_kv == 0 else num_heads % num_heads_kv == 0)
             and q.device == k.device == v.device
+            and q.layout == k.layout == v.layout == torch.strided
         ):
             return
     except (AttributeError, ValueError):
@@ -94,6 +100,10 @@ def _explain_inputs(variant: Variant, q: object, k: object, v: object) -> NoRetu
         where = f"{key}: {name}"
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(f"{where}: expected a torch.Tensor, got {type(tensor).__name__}.")
+        if tensor.layout != torch.strided:
+            raise ArgumentError(
+                f"{where}: expected a dense tensor, got {tensor.layout}. Call to_dense()."
+            )
         if tensor.dim() != rank:
             remedy = "Pack the sequences" if packed else "Add the missing ones with unsqueeze"
             raise ArgumentError(
@@ -113,6 +123,14 @@ def _explain_inputs(variant: Variant, q: object, k: object, v: object) -> NoRetu
             )
     assert isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor)
     assert isinstance(v, torch.Tensor)
+    _explain_pairing(key, layout, q, k, v)
+
+
+def _explain_pairing(
+    key: str, layout: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> NoReturn:
+    """Say what does not go together of q, k and v, which are right alone."""
+    packed = q.dim() == 3
     for name, tensor in (("k", k), ("v", v)):
         if tensor.device != q.device:
             raise ArgumentError(
@@ -167,10 +185,12 @@ def scale_of(variant: Variant, softmax_scale: float | None) -> float:
             f"{variant.key}: softmax_scale: expected a float or None, got "
             f"{type(softmax_scale).__name__}. A tensor would need a sync: pass its .item()."
         )
-    if not -sys.float_info.max <= softmax_scale <= sys.float_info.max:
+    accumulator = lse_dtype(TORCH_DTYPES[variant.dtype])
+    largest = torch.finfo(accumulator).max / 2  # kernels multiply it by log2(e)
+    if not -largest <= softmax_scale <= largest:
         raise ArgumentError(
-            f"{variant.key}: softmax_scale: expected a finite number, got {softmax_scale}. "
-            "Leave it out for 1 / sqrt(head_dim)."
+            f"{variant.key}: softmax_scale: expected a finite number of {accumulator}, got "
+            f"{shown(softmax_scale)}. Leave it out for 1 / sqrt(head_dim)."
         )
     return float(softmax_scale)
 
@@ -246,7 +266,7 @@ def _word(
             f"{name}: expected an int or a 0-dim torch.int64 tensor, got {type(value).__name__}."
         )
     if not -(1 << 63) <= value < (1 << 64):
-        raise ArgumentError(f"{name}: expected an int in [-2**63, 2**64), got {value}.")
+        raise ArgumentError(f"{name}: expected an int in [-2**63, 2**64), got {shown(value)}.")
     return wrap_int64(value)
 
 

@@ -64,6 +64,7 @@ def attention(
         ArgumentError: says which argument is wrong and what was expected.
     """
     head_dim, head_dim_v = _head_dims(q, k, v)
+    _check_switches(causal=causal, deterministic=deterministic)
     variant = Variant(
         _padded("q", head_dim),
         _padded("v", head_dim_v),
@@ -76,13 +77,12 @@ def attention(
         alibi=alibi_slopes is not None,
         sink="" if sink is None else "learned" if sink.requires_grad else "fixed",
     )
-    if softmax_scale is None:
-        softmax_scale = 1 / math.sqrt(head_dim)
+    scale = 1 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale
     if variant.head_dim != head_dim:
         q, k = (pad(t, (0, variant.head_dim - head_dim)) for t in (q, k))
     if variant.head_dim_v != head_dim_v:
         v = pad(v, (0, variant.head_dim_v - head_dim_v))
-    call = arguments.prepare(variant, q, k, v, softmax_scale, dropout_p)
+    call = arguments.prepare(variant, q, k, v, scale, dropout_p)
     extras = NO_EXTRAS
     given = _given(window, softcap, alibi_slopes, sink)
     if given:
@@ -94,6 +94,15 @@ def attention(
     out, lse = ops.attend(handle, q, k, v, *call, extras.tensors, extras.numbers)
     out = out[..., :head_dim_v] if variant.head_dim_v != head_dim_v else out
     return (out, lse) if return_lse else out
+
+
+def _check_switches(**switches: object) -> None:
+    """Raise an ArgumentError unless each is True or False: a word would count as True."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ArgumentError(
+                f"attention: {name}: expected True or False, got {value!r:.40}. Convert it."
+            )
 
 
 def _head_dims(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, int]:
@@ -187,8 +196,11 @@ def _dtype_name(q: torch.Tensor) -> str:
 
 def _dropout_bits(dropout_p: float) -> int:
     """The bits that give ``dropout_p`` a threshold of its own; 0 without dropout."""
-    if not 0 <= dropout_p <= 1:
-        raise ArgumentError(f"attention: dropout_p: expected a probability, got {dropout_p}.")
+    number = isinstance(dropout_p, int | float) and not isinstance(dropout_p, bool)
+    if not number or not 0 <= dropout_p <= 1:
+        raise ArgumentError(
+            f"attention: dropout_p: expected a probability from 0 to 1, got {dropout_p!r:.40}."
+        )
     if dropout_p == 0:
         return 0
     return 8 if dropout_p == 1 or 1 / 512 < dropout_p < 1 - 1 / 512 else 16

@@ -133,11 +133,11 @@ class _Wanted:
     def job(self, refusals: Sequence[str] = ()) -> Job:
         """What compiles it; ``refusals`` say why nothing prebuilt serves."""
         if self.compiler is None and refusals:
-            raise CacheError(f"{' '.join(refusals)} Nor can it be built here: {self.problem}")
+            raise CacheError(f"{' '.join(refusals)} (Nor can it be built here: {self.problem})")
         if self.compiler is None:
             raise self.problem
         for refusal in refusals:
-            logger().warning("%s It is built now.", refusal)
+            logger().warning("%s (It is built now.)", refusal)
         return Job(self.unit, self.toolchain)
 
 

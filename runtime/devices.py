@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..generator.arch import TARGETS, Target, target_for_capability
-from ..generator.errors import PlanError, ToolchainError
+from ..generator.errors import ArgumentError, PlanError, ToolchainError
 from .driver import driver_cuda_version, driver_problem
 from .manifest import Manifest
 from .unit import cpu_features
@@ -30,6 +30,27 @@ def best_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def device_named(device: torch.device | str | None) -> torch.device:
+    """The device that ``device`` spells; the best one for None.
+
+    Raises:
+        ArgumentError: when it spells none.
+    """
+    import torch
+
+    if device is None:
+        return best_device()
+    try:
+        if isinstance(device, str | torch.device):
+            return torch.device(device)
+    except RuntimeError:  # torch's own has no word on what to do
+        pass
+    raise ArgumentError(
+        f"device: expected cpu, cuda, cuda:N or a torch.device, got {device!r:.40}. "
+        "Leave it out for this machine's best."
+    )
 
 
 def native_targets() -> tuple[Target, ...]:

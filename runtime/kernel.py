@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..generator.errors import ArgumentError
 from ..generator.spec import Spec
 from ..generator.variant import PASSES, Variant
 from . import arguments, ops
 from .block_mask import block_mask
 from .captures import NO_EXTRAS, Extras, refuse_lost_gradients
 from .catalogue import find_one
-from .devices import best_device
+from .devices import device_named
 from .passes import PassRunner
 
 
@@ -45,7 +46,7 @@ class Gradients(NamedTuple):
 
 
 def load(
-    name: str,
+    name: str | Path,
     device: torch.device | str | None = None,
     *,
     specs: Sequence[str | Path] = (),
@@ -62,11 +63,17 @@ def load(
             on a newer GPU is Turing's kernel as PTX, which the driver compiles.
 
     Raises:
+        ArgumentError: when ``name`` or ``device`` is of no kind that names one.
         SpecError: when ``name`` is unknown or stands for several variants, which it lists.
         PlanError, ToolchainError, CompileError, CacheError: when building or loading fails.
     """
-    entry = find_one(name, (Path(place) for place in specs))
-    place = best_device() if device is None else torch.device(device)
+    if not isinstance(name, str | Path):
+        raise ArgumentError(
+            "load: name: expected a key such as d128-bf16-causal, a spec's name or a YAML file, "
+            f"got {type(name).__name__}. `flashgen list` shows them."
+        )
+    place = device_named(device)
+    entry = find_one(str(name), (Path(place) for place in specs))
     return Kernel(entry.variant, place, spec=entry.spec, family=family)
 
 

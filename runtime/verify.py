@@ -10,7 +10,7 @@ import torch
 from ..generator.variant import Variant
 from . import error_rule
 from .catalogue import CatalogueEntry
-from .devices import best_device, target_of
+from .devices import device_named, target_of
 from .kernel import Kernel
 from .philox import dropout_threshold
 from .reference import Dropout, Problem, evaluate
@@ -66,7 +66,7 @@ def verify(
             on the CPU.
         progress: called with each key when it is done.
     """
-    place = best_device() if device is None else torch.device(device)
+    place = device_named(device)
     rows: list[VerifyRow] = []
     for entry in entries:
         has_kernel = entry.variant.dtype in target_of(place).dtypes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _RESERVED = frozenset(
     """
     alignas alignof and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class
@@ -19,8 +21,12 @@ _RESERVED = frozenset(
     b h h_kv q_idx kv_idx q_len kv_len num_heads q_start kv_start q_begin q_end kv_begin kv_end
     band_lower band_upper num_q_tiles num_kv_tiles q_tile kv_tile q_first q_last kv_first kv_last
     within load place
+    start note set_scale for_each function threads elements largest terms sums gradients ok out
+    include capture_size
     """.split()
 )
+_OURS = re.compile(r"k?[A-Z]+[a-z]|(FLASHGEN|TVM)_")
+"""How the rendered code's own types, constants and macros begin: Head, kTileM, FLASHGEN_HOOK."""
 
 
 def cpp_name(name: str) -> str:
@@ -29,4 +35,4 @@ def cpp_name(name: str) -> str:
     Different names stay different: what gets an underscore ends in one.
     """
     taken = name.rstrip("_") in _RESERVED or name.endswith("_") or "__" in name
-    return f"{name}_" if taken else name
+    return f"{name}_" if taken or _OURS.match(name) else name

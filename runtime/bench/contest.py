@@ -68,30 +68,49 @@ class Calls:
         """The call of a pass."""
         return self.backward() if pass_name == "backward" else getattr(self, pass_name)
 
-    def results(self) -> dict[str, torch.Tensor]:
-        """out, dq, dk and dv in our layout."""
-        out = self.attend.function(*self.leaves)
-        tensors = (out, *torch.autograd.grad(out, self.leaves, self.dout))
+    def output(self) -> dict[str, torch.Tensor]:
+        """``out`` in our layout."""
+        return self._named(("out",), (self.forward(),))
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """dq, dk and dv in our layout."""
+        return self._named(("dq", "dk", "dv"), self.step())
+
+    def _named(
+        self, names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]
+    ) -> dict[str, torch.Tensor]:
         if self.attend.heads_first:
             tensors = tuple(t.transpose(1, 2) for t in tensors)
-        return dict(zip(("out", "dq", "dk", "dv"), (t.detach() for t in tensors), strict=True))
+        return dict(zip(names, tensors, strict=True))
 
 
 @dataclass(eq=False, slots=True)
 class Contest:
-    """The contenders of a cell that are ready, and why others aren't."""
+    """The contenders of a cell that are ready, and why others aren't.
+
+    Attributes:
+        cell: what they compute.
+        ready: calls of each, one for each set of inputs.
+        forward_only: those of them that have no backward, or a wrong one.
+        refused: who has no kernel for it.
+        errors: who failed, or computes something else.
+    """
 
     cell: Cell
     ready: dict[str, list[Calls]] = field(default_factory=dict)
+    forward_only: set[str] = field(default_factory=set)
     refused: list[Note] = field(default_factory=list)
     errors: list[Note] = field(default_factory=list)
 
     def timed(self, pass_name: str) -> dict[str, Timed]:
         """What to time of each contender that is ready; one that runs out of memory is not."""
         found = {}
+        backward = pass_name != "forward"
         for name, sets in list(self.ready.items()):
+            if backward and name in self.forward_only:
+                continue
             context = sets[0].attend.context
-            with self.guard(name), context():
+            with self.guard(name, backward), context():
                 call = rotate([calls.call(pass_name) for calls in sets])
                 for _ in range(2 * len(sets)):  # what fails, fails here and loses its row alone
                     call()
@@ -99,20 +118,23 @@ class Contest:
         return found
 
     @contextmanager
-    def guard(self, name: str) -> Iterator[None]:
-        """Turn a contender's refusal, failure or lack of memory into a note."""
+    def guard(self, name: str, backward: bool = False) -> Iterator[None]:
+        """Turn a contender's refusal, failure or lack of memory into a note.
+
+        It then takes no part any more; where its ``backward`` failed, no part in that.
+        """
         try:
             yield
         except Refusal as refusal:
-            self._drop(name, self.refused, str(refusal))
+            self._drop(name, backward, self.refused, str(refusal))
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
-            self._drop(name, self.refused, "out of memory")
+            self._drop(name, backward, self.refused, "out of memory")
         except BenchError as error:
-            self._drop(name, self.errors, str(error))
+            self._drop(name, backward, self.errors, str(error))
         except Exception as error:  # whatever a peer may raise: the others go on
-            text = str(error).strip().splitlines()
-            self._drop(name, self.errors, f"{type(error).__name__}: {text[0] if text else ''}")
+            lines = str(error).strip().splitlines() or [""]
+            self._drop(name, backward, self.errors, f"{type(error).__name__}: {lines[0]}")
 
     def record(self, measurements: Sequence[Measurement]) -> CellRecord:
         """The cell's record."""
@@ -135,9 +157,12 @@ class Contest:
             errors=tuple(self.errors),
         )
 
-    def _drop(self, name: str, notes: list[Note], reason: str) -> None:
-        self.ready.pop(name, None)
-        notes.append(Note(name, reason))
+    def _drop(self, name: str, backward: bool, notes: list[Note], reason: str) -> None:
+        if backward:
+            self.forward_only.add(name)
+        else:
+            self.ready.pop(name, None)
+        notes.append(Note(name, f"backward: {reason}" if backward else reason))
 
 
 def build_ours(
@@ -165,40 +190,49 @@ def build_ours(
     build(dict.fromkeys(requests), progress=progress)
 
 
-def prepare(cell: Cell, contenders: Sequence[Peer], device: torch.device) -> Contest:
+def prepare(
+    cell: Cell, contenders: Sequence[Peer], device: torch.device, backward: bool = True
+) -> Contest:
     """The contenders on a cell's inputs, those that differ from the first left out as errors.
+
+    Args:
+        cell: what to compute.
+        contenders: ours first.
+        device: where.
+        backward: whether gradients are compared too.
 
     Raises:
         FlashgenError: when the first, ours, can't run the cell itself.
     """
     contest = Contest(cell)
     sets = [cell.inputs(device, seed) for seed in range(INPUT_SETS)]
-    expected: dict[str, torch.Tensor] = {}
+    first = _plain(contenders[0], cell, sets[0])
+    with first.attend.context():
+        out, gradients = first.output(), first.gradients() if backward else {}
     for contender in contenders:
-        if contender is contenders[0]:
+        name = contender.name
+        with contest.guard(name):
             attend = contender.attend(cell, sets[0], cell.dropout_p)
-            expected = _plain_results(contender, cell, sets[0], attend)
-        with contest.guard(contender.name):
-            if contender is not contenders[0]:
-                attend = contender.attend(cell, sets[0], cell.dropout_p)
-                found = _plain_results(contender, cell, sets[0], attend)
-                compare(contender.name, cell, found, expected)
-            # one attend for all sets: their captures are alike, and some compile for each
-            calls = [Calls.of(attend, data) for data in sets]
-            if cell.dropout_p:
-                _check_dropout(calls[0], contender.name, cell)
-            contest.ready[contender.name] = calls
+            plain = Calls.of(attend, sets[0])
+            if cell.dropout_p:  # random bits are each implementation's own
+                plain = _plain(contender, cell, sets[0])
+            with attend.context():
+                compare(name, cell, plain.output(), out)
+                # one attend for all sets: their captures are alike, and some compile for each
+                contest.ready[name] = [Calls.of(attend, data) for data in sets]
+                if cell.dropout_p:
+                    _check_dropout(contest.ready[name][0], name, cell)
+                if attend.forward_only:
+                    contest.forward_only.add(name)
+                elif backward:
+                    with contest.guard(name, backward=True):
+                        compare(name, cell, plain.gradients(), gradients)
     return contest
 
 
-def _plain_results(
-    contender: Peer, cell: Cell, data: Inputs, attend: Attend
-) -> dict[str, torch.Tensor]:
-    """Its results without dropout, whose random bits are each implementation's own."""
-    if cell.dropout_p:
-        attend = contender.attend(replace(cell, dropout_p=0.0), data, 0.0)
-    with attend.context():
-        return Calls.of(attend, data).results()
+def _plain(contender: Peer, cell: Cell, data: Inputs) -> Calls:
+    """A contender's calls without dropout."""
+    return Calls.of(contender.attend(replace(cell, dropout_p=0.0), data, 0.0), data)
 
 
 def compare(
@@ -227,8 +261,7 @@ def _check_dropout(calls: Calls, name: str, cell: Cell) -> None:
     Raises:
         BenchError: when they are the same.
     """
-    with calls.attend.context():
-        first, second = calls.forward(), calls.forward()
+    first, second = calls.forward(), calls.forward()
     if torch.equal(first, second):
         raise BenchError(
             f"{name}: {cell.label}: expected dropout {cell.dropout_p}, got the same output twice."

@@ -110,7 +110,8 @@ def run(
 
 
 def _run_cell(cell: Cell, contenders: Sequence[Peer], settings: Settings) -> CellRecord:
-    contest = prepare(cell, contenders, settings.device)
+    backward = settings.kind == "memory" or settings.passes != ("forward",)
+    contest = prepare(cell, contenders, settings.device, backward)
     steps = {"speed": _speed, "memory": _memory, "host": _host}
     measurements = list(steps[settings.kind](contest, settings))
     return contest.record(measurements)
@@ -157,8 +158,8 @@ def _short(ms: float) -> float:
 
 def _memory(contest: Contest, settings: Settings) -> Iterator[Measurement]:
     device = settings.device
-    for name in list(contest.ready):
-        with contest.guard(name):
+    for name in [name for name in contest.ready if name not in contest.forward_only]:
+        with contest.guard(name, backward=True):
             calls = contest.ready[name][0]
             with calls.attend.context():
                 calls.step()  # workspaces that a library keeps are there before

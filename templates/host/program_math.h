@@ -182,7 +182,7 @@ struct SplitExp {
     uint32_t shifted;
     float rest;
 };
-constexpr float kRoundToInteger = 12582912.0f;  // 1.5 * 2^23: adding it leaves no fraction
+inline constexpr float kRoundToInteger = 12582912.0f;  // 1.5 * 2^23: adding it leaves no fraction
 
 // Of e^(n ln 2 + r) with |r| <= ln 2 / 2; the polynomial interpolates (e^r - 1 - r) / r^2 at
 // Chebyshev nodes.
@@ -241,7 +241,7 @@ FLASHGEN_HOST_DEVICE float tanh(float x) {
 
 // Positions are less than 2^30. A bound on kv_idx - q_idx beyond every distance means the same as
 // the first one that no pair of positions reaches, and sums of that one and a position are ints.
-constexpr int kMaxDistance = (1 << 30) - 1;
+inline constexpr int kMaxDistance = (1 << 30) - 1;
 template <typename T>
 FLASHGEN_HOST_DEVICE int lower_distance(T bound) {
     return static_cast<int>(math::clamp<T>(bound, -kMaxDistance, kMaxDistance + 1));

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from flashgen.cli import exits
+from flashgen.cli import bench, exits
 from flashgen.runtime.bench.record import read_record
 
 TINY = ("--tokens", "64", "--hidden", "48", "--seqlens", "32", "--rounds", "1", "--device", "cpu")
@@ -73,3 +73,20 @@ def test_plot_of_an_old_record_is_refused(run, tmp_path):
     (tmp_path / "old.json").write_text(json.dumps({"benchmark": "sm80_speed"}))
     result = run("bench", "--plot", tmp_path / "old.json")
     assert result.exit_code == exits.BAD_INPUT and "Write one with -o" in result.stderr
+
+
+def test_a_records_command_names_no_place(monkeypatch):
+    words = [
+        "x",
+        "bench",
+        "--dims",
+        "64",
+        "-o",
+        "/a/b.json",
+        "--commit=abc",
+        "--out",
+        "c",
+        "--host",
+    ]
+    monkeypatch.setattr("sys.argv", words)
+    assert bench._command_line() == "flashgen bench --dims 64 --host"

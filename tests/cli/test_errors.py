@@ -57,7 +57,7 @@ def test_a_variable_of_another_type_is_bad_input(run, monkeypatch):
         (["generate", "d64-bf16", "--arch", "cpu"], ["-o"]),
         (["generate", "--check", "d64-bf16"], ["--check"]),
         (["cache", "rm"], ["--all"]),
-        (["verify", "d16-fp32", "--device", "gpu"], ["--device"]),
+        (["verify", "d16-fp32", "--device", "gpu"], ["device", "'gpu'"]),
         (["cache", "gc", "--older-than", "soon"], ["30d"]),
         (["nonsense"], ["nonsense"]),
     ],
@@ -68,6 +68,26 @@ def test_bad_input_is_one_sentence_and_exit_2(run, arguments, words):
     assert "Traceback" not in result.output
     for word in words:
         assert word in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "d64-bf16", "-o", "FILE/below"], ["FILE", "expected a place", "Not a dir"]),
+        (["explain", "d64-bf16", "--seqlen-q", "99999999999999"], ["pairs", "--seqlen-q"]),
+        (["explain", "d64-bf16", "--seqlen-q", "1000000"], ["pairs", "1,000,000,000,000"]),
+        (["explain", "d64-bf16", "--seqlen-q", "9000", "--tile", "1"], ["tiles", "--tile"]),
+        (["verify", "d64-bf16", "--device", "gpu"], ["device: expected cpu", "'gpu'"]),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(run, tmp_path, arguments, words):
+    """A path below a file, a call that is too long to look at, a device that is none."""
+    occupied = tmp_path / "FILE"
+    occupied.write_text("")
+    result = run(*(part.replace("FILE", str(occupied)) for part in arguments))
+    assert result.exit_code == exits.BAD_INPUT, result.output
+    assert result.output.startswith("error: ") and result.output.count("\n") == 1
+    assert all(word in result.output for word in words), result.output
 
 
 def test_a_wrong_spec_names_file_line_and_column(run, spec_dir):
@@ -107,6 +127,13 @@ def test_unwritable_cache_is_exit_3(run, tmp_path):
     result = run("build", "d16-fp32", "--arch", "cpu", cache=occupied)
     assert result.exit_code == exits.BUILD_FAILED, result.output
     assert str(occupied) in result.output and "FLASHGEN_CACHE_DIR" in result.output
+
+
+def test_a_full_disk_is_one_line():
+    command = f"{shlex.quote(sys.executable)} -m flashgen list > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr.startswith("error: output: expected a place") and done.returncode == 2
+    assert "Traceback" not in done.stderr
 
 
 def test_a_closed_pipe_is_quiet():

@@ -341,3 +341,9 @@ def test_any_mix_gives_specs_or_a_spec_error(text):
 
 def test_each_field_has_words_for_what_it_takes():
     assert set(EXPECTED) == set(SpecFields.__struct_fields__)
+
+
+def test_an_expression_that_is_too_long_says_how_long_it_may_be():
+    text = "(" * 10_000 + "score" + ")" * 10_000
+    with pytest.raises(SpecError, match=r"^x.yaml:3:8: score: .* Shorten it to 4000 characters"):
+        load_specs(f"head_dim: 64\ndtype: bf16\nscore: '{text}'\n", "x.yaml")

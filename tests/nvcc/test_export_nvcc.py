@@ -42,6 +42,14 @@ def test_a_program_with_captures_links(tmp_path):
     assert done.returncode == 3 and done.stderr  # no device: CUDA's own sentence
 
 
+@pytest.mark.parametrize("target", ["sm75", "sm90"])
+def test_no_warning_where_there_is_no_program(tmp_path, target):
+    files = export_program.exported("d64-fp16", target, tmp_path)
+    command = [find_nvcc().path, "-std=c++17", "-ptx", "-Werror", "all-warnings"]
+    arch = f"-arch=compute_{TARGETS[target].nvcc_arch}"
+    subprocess.run([*command, arch, files.source_name], cwd=tmp_path, check=True)
+
+
 @pytest.mark.gpu
 def test_a_c_program_agrees_with_torch_on_the_gpu(tmp_path):
     variant = export_program.documents("fp16")

@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_refused(
     assert find(request_for(), cache=cache) is None
     build([request_for()], cache=cache)  # there is a compiler: built, and told why
     (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert told.endswith("It is built now.")
+    assert told.endswith("(It is built now.)")
     no_compiler()
     with pytest.raises(CacheError, match=message) as caught:
         build([request_for()], cache=only(folder, tmp_path / "x"))

@@ -29,11 +29,13 @@ class Attend:
         heads_first: it takes and gives (batch, heads, seqlen, head_dim), else ours:
             (batch, seqlen, heads, head_dim).
         context: entered around calls of it.
+        forward_only: it has no backward.
     """
 
     function: Function
     heads_first: bool = False
     context: Callable[[], AbstractContextManager[object]] = nullcontext
+    forward_only: bool = False
 
 
 class Peer(Protocol):

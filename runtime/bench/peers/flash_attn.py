@@ -22,11 +22,13 @@ class _Package:
         name: what --peers calls it.
         modules: names to import, the first that is there.
         capability: the least compute capability.
+        forward_only: those of the modules that have no backward.
     """
 
     name: str
     modules: Sequence[str]
     capability: tuple[int, int] = (8, 0)
+    forward_only: Sequence[str] = ()
 
     def absent(self, device: torch.device) -> str | None:
         """The import's own words, or what the device lacks."""
@@ -43,14 +45,15 @@ class _Package:
     def attend(self, cell: Cell, data: Inputs, dropout_p: float) -> Attend:
         """``flash_attn_func`` with the options of the cell."""
         options = self._options(cell, data.arguments, dropout_p)
-        function = self._module().flash_attn_func
+        module = self._module()
+        function = module.flash_attn_func
 
         def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             found = function(q, k, v, **options)
             out: torch.Tensor = found[0] if isinstance(found, tuple) else found
             return out
 
-        return Attend(call)
+        return Attend(call, forward_only=module.__name__ in self.forward_only)
 
     def _module(self) -> ModuleType:
         for index, name in enumerate(self.modules):
@@ -111,6 +114,7 @@ class FlashAttention3(_Package):
     name = "fa3"
     modules = ("flash_attn_interface", "fa3_fwd_interface")
     capability = (9, 0)
+    forward_only = ("fa3_fwd_interface",)
 
 
 class FlashAttention4(_Package):

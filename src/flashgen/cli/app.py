@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import warnings
 from pathlib import Path
@@ -58,6 +59,15 @@ class LazyGroup(click.Group):
         except FlashgenError as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(exits.exit_code(error))
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # click ends quietly where a reader has left
+            click.echo(
+                f"error: {error.filename or 'output'}: expected a place that can be written, got: "
+                f"{error.strerror}. Name another, or change its permissions.",
+                err=True,
+            )
+            ctx.exit(exits.BAD_INPUT)
 
 
 @click.group(

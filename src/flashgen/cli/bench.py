@@ -218,7 +218,7 @@ def command(
     Examples:
       flashgen bench -o sweep.json                                    the sweep
       flashgen bench --dims 72,80 --causal yes --peers flash,cudnn    other head sizes
-      flashgen bench gemma2 --seqlens 4096                            a spec
+      flashgen bench mistral --seqlens 4096                           a spec
       flashgen bench --memory                                         peak memory
       flashgen bench --plot sweep.json -o docs/sweep                  pictures of a record
     """

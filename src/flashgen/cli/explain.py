@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LABEL_CELLS = 12
 MAX_COLUMNS = 200
+MAX_PAIRS = 1 << 34  # 131,072 of each: minutes
+MAX_TILES = 1 << 22
 
 
 def read_numbers(
@@ -116,14 +118,30 @@ def command(
         click.echo(f"\n{png} shows the tiles")
 
 
+def _check_size(seqlen_q: int, seqlen_k: int, tile: int) -> None:
+    """Raise a SpecError where counting each pair would take hours, or the map fill the memory."""
+    pairs, tiles = seqlen_q * seqlen_k, -(-seqlen_q // tile) * -(-seqlen_k // tile)
+    if pairs > MAX_PAIRS:
+        raise SpecError(
+            f"explain: expected at most {MAX_PAIRS:,} pairs of a query and a key, as each is "
+            f"looked at, got {pairs:,}. Lower --seqlen-q or --seqlen-k."
+        )
+    if tiles > MAX_TILES:
+        raise SpecError(
+            f"explain: expected at most {MAX_TILES:,} tiles, got {tiles:,}. Raise --tile."
+        )
+
+
 def _tiles(
     variant: Variant, seqlen_q: int, seqlen_k: int, tile: int, numbers: dict[str, int | float]
 ) -> TileMap:
     """The tiles of an example; torch is imported here, so that --help answers at once.
 
     Raises:
-        SpecError: when ``numbers`` names what isn't there, or the lengths must be equal.
+        SpecError: when ``numbers`` names what isn't there, the lengths must be equal, or are
+            too long to count.
     """
+    _check_size(seqlen_q, seqlen_k, tile)
     from ..runtime.captures import signature_of
     from ..runtime.examples import Sizes, example_for
     from ..runtime.tile_classes import kernel_classes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -62,7 +62,9 @@ def test_the_right_are_ready_and_the_wrong_are_errors():
 def test_a_wrong_gradient_is_an_error():
     half = Fake("half", lambda out: out.detach() + 0.5 * (out - out.detach()))
     contest = prepare(cell_of(), [MATH, half], CPU)
-    assert "expected dq as ours" in contest.errors[0].reason
+    assert "backward: half: d16-fp32-causal: expected dq as ours" in contest.errors[0].reason
+    assert list(contest.timed("forward")) == ["math", "half"]
+    assert list(contest.timed("backward")) == ["math"]
 
 
 def test_dropout_that_did_not_happen_is_an_error():
@@ -127,4 +129,14 @@ def test_a_peer_that_fails_while_it_is_timed_loses_its_row_alone():
     assert [(m.contender, m.pass_name) for m in cell.measurements if m.contender == "once"] == [
         ("once", "forward")
     ]
-    assert cell.errors[0].reason == "RuntimeError: called twice"
+    assert cell.errors[0].reason == "backward: RuntimeError: called twice"
+
+
+def test_a_peer_without_a_backward_has_its_forward():
+    fake = Fake("forward-only")
+    attend = fake.attend
+    fake.attend = lambda *arguments: replace(attend(*arguments), forward_only=True)
+    record = run([cell_of()], [MATH, fake], settings())
+    names = [(m.contender, m.pass_name) for m in record.cells[0].measurements]
+    assert names == [("math", "forward"), ("forward-only", "forward"), ("math", "backward")]
+    assert not record.cells[0].errors

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 import torch
@@ -44,7 +46,7 @@ def test_peers_compute_attention(name, key):
     data = cell.inputs(CPU, 0)
     attend = PEERS[name].attend(cell, data, 0.0)
     with attend.context():
-        found = Calls.of(attend, data).results()
+        found = Calls.of(attend, data).output()
     assert relative(found["out"], attention(problem_of(cell, data))[0]) < 1e-5
 
 
@@ -113,3 +115,18 @@ def test_programs_as_mods_of_flex_attention(entry, monkeypatch):
     attend = PEERS["flex"].attend(cell, data, 0.0)
     found = attend.function(*(t.transpose(1, 2) for t in (data.q, data.k, data.v)))
     assert relative(found.transpose(1, 2), attention(problem_of(cell, data))[0]) < 1e-5
+
+
+def test_flash_attention_3_comes_in_two_packages(monkeypatch):
+    """`fa3-fwd` has no backward; the other is taken where both are there."""
+
+    def attend():
+        cell = Cell(parse_key("d64-bf16"), SHAPE)
+        return FlashAttention3().attend(cell, cell.inputs(CPU, 0), 0.0)
+
+    fwd, both = ModuleType("fa3_fwd_interface"), ModuleType("flash_attn_interface")
+    fwd.flash_attn_func = both.flash_attn_func = lambda q, k, v, causal: (q, None)
+    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", fwd)
+    assert attend().forward_only
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", both)
+    assert not attend().forward_only and attend().function(1, 2, 3) == 1

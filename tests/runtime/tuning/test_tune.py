@@ -16,7 +16,7 @@ from flashgen.runtime.bench.cells import Sizes
 from flashgen.runtime.bench.timing import Samples
 from flashgen.runtime.catalogue import Catalogue
 from flashgen.runtime.kernel import Kernel
-from flashgen.runtime.tuning import store, tune
+from flashgen.runtime.tuning import ship, store, tune
 from flashgen.runtime.tuning.ship import shipped_of, table_text
 
 CPU = torch.device("cpu")
@@ -165,3 +165,20 @@ def test_the_shipped_table_is_rewritten(entry, settings, monkeypatch, tmp_path):
     assert len(list(candidates(variant, "forward", TARGET))) == len(
         {repr(c) for c in candidates(variant, "forward", TARGET)}
     )
+
+
+def test_write_puts_winners_in_the_checkouts_table(entry, settings, monkeypatch, tmp_path):
+    from flashgen.generator.plan import shipped
+
+    copy = tmp_path / "generator" / "plan" / "shipped.py"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(Path(shipped.__file__).read_text("utf-8"))
+    monkeypatch.setattr(ship.paths, "generated_folder", lambda: tmp_path / "generated")
+    clock(monkeypatch, {0: 4.0, 1: 2.0}, {0: 4.0, 1: 2.0})
+    won = tune.tune(entry, "forward", settings)
+    clock(monkeypatch, {0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})
+    lost = tune.tune(entry, "forward", settings)
+    before = copy.read_text()
+    assert ship.write_table([lost]) == copy and copy.read_text() == before
+    ship.write_table([won])
+    assert f'Shipped(\n        "{KEY}",\n        "forward",\n        "cpu",' in copy.read_text()
