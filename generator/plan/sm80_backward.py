@@ -223,25 +223,38 @@ def _has_wide_gradient(program: Program) -> bool:
     return any(s.level == "element" and len(s.capture.dims) > 2 for s in program.gradients)
 
 
+def _is_plain(variant: Variant, program: Program) -> bool:
+    """Whether no more than bottom-right causal is asked for, which takes fewest registers."""
+    causal = program_for(Variant(8, 8, "fp16", causal=True)).mask
+    return (
+        program.score is None
+        and program.mask in (None, causal)
+        and variant.layout != "varlen"
+        and not variant.dropout
+    )
+
+
 def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     """Tiles in order of preference; above 128 columns two warps share their keys' columns."""
     columns = max(variant.head_dim, variant.head_dim_v)
     # tile_m, num_warps, key_atoms, head_splits, score_splits, num_stages, min_blocks
     program = program_for(variant)
+    walks = _walks_tiles(program)
     if columns <= 128 and program.gradients:  # their sums take registers
         shapes = [(64, 8, 1, 1, 1, 2, 1) if columns <= 64 else (32, 8, 1, 1, 2, 2, 1)]
     elif columns <= 64:
-        # 32 queries at once spill with a walk or random bits.
-        splits = 4 if _walks_tiles(program) or variant.dropout else 2
+        splits = 2 if _is_plain(variant, program) else 4  # all others spill with 32 queries at once
         shapes = [(64, 4, 2, 1, splits, 1, 2), (64, 8, 1, 1, 1, 2, 1)]
     elif columns <= 80:
         shapes = [(64, 8, 1, 1, 1, 2, 1)]
     elif columns <= 128:
-        shapes = [(64, 8, 2, 2, 1, 2, 1), (64, 8, 2, 2, 1, 1, 1)]
+        splits = 2 if walks else 1
+        shapes = [(64, 8, 2, 2, splits, 2, 1), (64, 8, 2, 2, splits, 1, 1)]
     else:
+        splits = 2 if walks else 1
         shapes = [
-            (64, 8, 1, 2, 1, 2, 1),
-            (64, 8, 1, 2, 1, 1, 1),
+            (64, 8, 1, 2, splits, 2, 1),
+            (64, 8, 1, 2, splits, 1, 1),
             (32, 8, 1, 2, 1, 1, 1),
             (32, 4, 1, 2, 1, 1, 1),
         ]
