@@ -890,20 +890,6 @@ __global__ void __launch_bounds__(C::kNumThreads, 1)
 }
 
 // ---- Host ----
-constexpr AttentionTypes kTypes = {
-    kDLCUDA,
-    {kDLBfloat, 16, 1},  // q, k, v, out and their gradients
-    {kDLFloat, 32, 1},  // lse
-    kHeadDim,
-    kHeadDimV,
-    0,  // random bits of an element
-    false,  // varlen
-    Sink::kNone,
-};
-
-// ---- Arguments of the program, after those of every variant ----
-constexpr int kNumProgramArgs = 0;  // captures, params
-
 constexpr int64_t kMaxWork = int64_t{1} << 31;  // blocks of queries of a launch
 
 // What does not depend on the configuration.
@@ -922,7 +908,7 @@ Params make_params(const AttentionArgs& a, const ProgramArgs& program) {
 }
 
 // Thread blocks that run at once: one on each multiprocessor.
-bool count_blocks(Arguments& in, DLDevice device, int& count) {
+bool count_blocks(Arguments& in, Device device, int& count) {
     return check_cuda(
         in, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.device_id),
         "multiprocessors");
@@ -978,6 +964,28 @@ bool run(Arguments& in, const AttentionArgs& a, const ProgramArgs& program) {
     return launch<Tiles192x128>(in, a, p, num_blocks);
 }
 
+// Bytes of the counter of work.
+int64_t workspace_bytes(const WorkspaceSizes&) { return 0; }
+
+}  // namespace
+
+// ---- Entry points: packed arguments of the tvm-ffi C ABI ----
+namespace {
+
+constexpr AttentionTypes kTypes = {
+    kDLCUDA,
+    {kDLBfloat, 16, 1},  // q, k, v, out and their gradients
+    {kDLFloat, 32, 1},  // lse
+    kHeadDim,
+    kHeadDimV,
+    0,  // random bits of an element
+    false,  // varlen
+    Sink::kNone,
+};
+
+// ---- Arguments of the program, after those of every variant ----
+constexpr int kNumProgramArgs = 0;  // captures, params
+
 }  // namespace
 
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward(void*, const TVMFFIAny* args, int32_t num_args,
@@ -989,9 +997,11 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward(void*, const TVMFFIAny* args
     return run(in, a, program) ? 0 : -1;
 }
 
-// Bytes of the counter of work.
-extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward_workspace(void*, const TVMFFIAny*, int32_t,
-                                                              TVMFFIAny* result) {
-    return_integer(result, 0);
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_forward_workspace(void*, const TVMFFIAny* args,
+                                                              int32_t num_args, TVMFFIAny* result) {
+    Arguments in("forward_workspace", args, num_args, kWorkspaceArgs);
+    const WorkspaceSizes sizes = read_workspace_sizes(in);
+    if (!in.ok()) return -1;
+    return_integer(result, workspace_bytes(sizes));
     return 0;
 }
