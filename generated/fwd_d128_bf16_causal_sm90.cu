@@ -1,11 +1,16 @@
 // flashgen 0.1.0 | d128-bf16-causal | sm90 | fwd | generated: do not edit
 //
 // out = dropout(softmax(mask(softmax_scale * Q @ K^T))) @ V, one pass over the keys with an online
-// softmax; nothing of size seqlen_q x seqlen_k exists. A thread block owns kTileM queries of one
-// head and walks the keys they may see in tiles of kTileN, last tile first.
-#include "device/copy_async.cuh"
-#include "device/product.cuh"
+// softmax; nothing of size seqlen_q x seqlen_k exists. A thread block stays on its multiprocessor
+// and works on one block of queries after another. One warpgroup brings tiles: a warp Q and K, a
+// warp V. The others own 64 queries each and compute: while the tensor cores are at the next scores
+// and the last output of one warpgroup, another one is at its softmax.
+#include "device/element.cuh"
+#include "device/mbarrier.cuh"
+#include "device/swizzled_tile.cuh"
+#include "device/tensor_map.cuh"
 #include "device/view.cuh"
+#include "device/wgmma.cuh"
 #include "host/attention_args.h"
 #include "host/launch.cuh"
 #define FLASHGEN_HOOK __device__ __forceinline__
@@ -19,31 +24,34 @@ using Element = Bf16;
 using Acc = float;  // of scores, sums and the program
 constexpr int kHeadDim = 128;  // of Q and K
 constexpr int kHeadDimV = 128;  // of V and out
+constexpr int kBlocksV = kHeadDimV / 8;  // n8 blocks of an output tile
 
 // ---- Plan ----
-constexpr int kTileM = 128;  // queries of a thread block
-constexpr int kTileN = 64;  // keys of a step
-constexpr int kNumWarps = 4;
-constexpr int kNumThreads = 32 * kNumWarps;
-constexpr int kMinBlocks = 1;  // resident on a multiprocessor
-constexpr int kKeySplits = 1;  // warps that share queries; each scores its part of the keys
-constexpr int kWarpsM = kNumWarps / kKeySplits;  // warps along the queries
-constexpr int kAtomsM = kTileM / (16 * kWarpsM);  // m16 blocks of a warp
-constexpr int kOwnN = kTileN / kKeySplits;  // keys of a step that a warp scores
-constexpr int kBlocksN = kOwnN / 8;  // n8 blocks of its score tile
-constexpr int kBlocksV = 128 / 16;  // 16-column blocks of an output tile
-constexpr int kOwnBlocksV = (kBlocksV + kKeySplits - 1) / kKeySplits;  // a warp's share
-using QTile = SmemTile<kTileM, 128>;
-using KTile = SmemTile<kTileN, 128>;
-using VTile = SmemTile<kTileN, 128>;
-using OutTile = SmemTile<kTileM, 128>;  // takes Q's place at the end
-using KCopy = TileCopy<KTile, kHeadDim, kNumThreads>;
-using VCopy = TileCopy<VTile, kHeadDimV, kNumThreads>;
-// Shared memory, in bytes
-constexpr int kQOffset = 0;  // 34816: Q, then the output
-constexpr int kKOffset = 34816;  // 17408: one tile of K
-constexpr int kVOffset = 52224;  // 17408: one tile of V
-constexpr int kSmemBytes = 69632;
+// 2 warpgroups that compute, 128 keys a step
+struct Tiles128x128 {
+    static constexpr int kTileM = 128;  // queries of a block: 64 a warpgroup
+    static constexpr int kTileN = 128;  // keys of a step
+    static constexpr int kNumStages = 2;  // tiles of K, and of V, in flight
+    static constexpr bool kHoldQ = true;  // Q in registers, so that its memory is free
+    static constexpr int kProducerRegisters = 40;  // of a thread
+    static constexpr int kConsumerRegisters = 232;
+    // Shared memory, in bytes
+    static constexpr int kQOffset = 0;  // 32768: Q, 64 rows after another
+    static constexpr int kKOffset = 32768;  // 65536: 2 tiles of K
+    static constexpr int kVOffset = 98304;  // 65536: 2 tiles of V
+    static constexpr int kJobsOffset = 163840;  // 96: blocks of queries handed out
+    static constexpr int kStepsOffset = 163936;  // 8: what each tile of K is
+    static constexpr int kBarriersOffset = 163952;  // 112: mbarriers
+    static constexpr int kSmemBytes = 164064;
+
+    static constexpr int kGroups = kTileM / 64;  // warpgroups that compute
+    static constexpr int kNumThreads = 128 * (1 + kGroups);
+    static constexpr int kBlocksN = kTileN / 8;  // n8 blocks of a score tile
+    using QTile = SwizzledTile<64, kHeadDim>;  // of a warpgroup
+    using KTile = SwizzledTile<kTileN, kHeadDim>;
+    using VTile = SwizzledTile<kTileN, kHeadDimV>;
+};
+constexpr int kWorkSlots = 2;  // blocks of queries that the producer is ahead, and one
 
 // ---- Program ----
 // score = score
@@ -98,304 +106,837 @@ FLASHGEN_HOOK Range visible_keys(const Head& head, int q_begin, int q_end) {
 }
 
 struct Params {
-    View<const Element> q;  // [batch, seqlen_q, num_heads, kHeadDim]
-    View<const Element> k;  // [batch, seqlen_k, num_heads_kv, kHeadDim]
-    View<const Element> v;  // [batch, seqlen_k, num_heads_kv, kHeadDimV]
-    View<Element> out;      // [batch, seqlen_q, num_heads, kHeadDimV]
-    float* lse;             // [batch, num_heads, seqlen_q], natural log
+    TensorMap q;  // [batch, seqlen_q, num_heads, kHeadDim], 64 rows a box
+    TensorMap k, v;  // [batch, seqlen_k, num_heads_kv, kHeadDim or kHeadDimV], kTileN rows
+    View<Element> out;  // [batch, seqlen_q, num_heads, kHeadDimV]
+    float* lse;  // [batch, num_heads, seqlen_q], natural log
     unsigned num_heads;
     unsigned group;  // num_heads / num_heads_kv
-    unsigned num_tiles_m;
     int seqlen_q, seqlen_k;
+    unsigned num_work;  // blocks of queries of all heads
+    unsigned num_tiles_m;  // of one head
+    unsigned num_heads_all;  // of all batches
+    unsigned* next_work;  // work that no thread block has begun with, 0 at the launch
+    unsigned tail_heads;  // heads at the end, whose blocks are interleaved
     float softmax_scale;
-    float softmax_scale_log2;  // softmax_scale * log2(e)
-    int first_batch;  // of this launch
+    float exponent_scale;  // of the softmax's scores in its exponentials, which are powers of two
     ProgramArgs program;
 };
 
-// What a warp keeps of its queries: kAtomsM blocks of 16 rows, of which a lane holds two each.
-using Output = float[kAtomsM][kOwnBlocksV][2][4];
-struct RowStats {
-    float row_max[kAtomsM][2];
-    float row_sum[kAtomsM][2];  // this lane's columns only, until the end
-};
-
-// The queries that a thread block owns.
+// Queries of one head that a thread block works on.
 struct Position {
-    int b, h;  // b from the launch's first
+    int b, h, h_kv;  // sequence or batch, and heads
     int q_begin, num_rows;
     int q_len, kv_len;
     static constexpr int q_start = 0, kv_start = 0;
 };
 
-// Neighbouring blocks share a head, so its K and V stay in the L2 cache. The last queries come
-// first: with a causal mask they have the most keys. Called again after the loop, since computing
-// this twice is cheaper than holding it.
-__device__ __forceinline__ Position locate(const Params& p) {
-    const unsigned block = opaque(blockIdx.x);
-    const unsigned tile = p.num_tiles_m - 1 - block % p.num_tiles_m;
-    const unsigned head = block / p.num_tiles_m;
+// Number `index` of all work: a head and a tile of it, the last queries first, since with a causal
+// mask they have the most keys. Heads come one after another, so that a head's K and V stay in the
+// L2 cache; those at the end are interleaved, longest tiles first, so that all thread blocks end at
+// about the same time.
+struct Work {
+    unsigned head, tile;
+};
+
+__device__ __forceinline__ Work work_at(const Params& p, unsigned index) {
+    const unsigned first = (p.num_heads_all - p.tail_heads) * p.num_tiles_m;
+    if (index >= first) {
+        const unsigned rank = (index - first) / p.tail_heads;
+        return {p.num_heads_all - p.tail_heads + (index - first) % p.tail_heads,
+                p.num_tiles_m - 1 - rank};
+    }
+    return {index / p.num_tiles_m, p.num_tiles_m - 1 - index % p.num_tiles_m};
+}
+
+// Where that is; whole warps ask. There are no rows where a number has no work.
+template <class C>
+__device__ __forceinline__ Position locate(const Params& p, unsigned index) {
+    const Work work = work_at(p, index);
     Position at;
-    at.b = head / p.num_heads;
-    at.h = head % p.num_heads;
-    at.q_begin = tile * kTileM;
+    at.b = work.head / p.num_heads;
+    at.h = work.head % p.num_heads;
+    at.q_begin = work.tile * C::kTileM;
     at.q_len = p.seqlen_q;
     at.kv_len = p.seqlen_k;
-    at.num_rows = min(kTileM, at.q_len - at.q_begin);
+    at.h_kv = at.h / p.group;
+    at.num_rows = min(C::kTileM, at.q_len - at.q_begin);
     return at;
 }
 
-// The place of the block's first query in lse.
+// The batch of the tensors.
+__device__ __forceinline__ int batch_of(const Position& at) { return at.b; }
+// The place of the first query in lse.
 __device__ __forceinline__ int64_t lse_row(const Params& p, const Position& at) {
     return (int64_t{at.b} * p.num_heads + at.h) * p.seqlen_q + at.q_begin;
 }
 
 __device__ __forceinline__ Head head_of(const Params& p, const Position& at) {
-    return make_head(p.program, p.first_batch + at.b, at.h, at.h / p.group, at.q_len, at.kv_len,
-                     p.num_heads);
+    return make_head(p.program, at.b, at.h, at.h_kv, at.q_len, at.kv_len, p.num_heads);
 }
+// What a consumer is told of a tile of keys, in one word. The first two are shifted by a
+// warpgroup's number.
+constexpr uint32_t kFull = 1;  // each of its queries sees all of the tile
+constexpr uint32_t kEmpty = 1 << 3;  // none of its queries sees any of it
+constexpr uint32_t kLast = 1 << 6;  // no further tile of this block of queries
+constexpr int kTileShift = 8;  // the tile's number
+
+// The first key of a word's tile.
+template <class C>
+__device__ __forceinline__ int tile_begin(uint32_t word) {
+    return static_cast<int>(word >> kTileShift) * C::kTileN;
+}
+
+// A block of queries, as the producer hands it out.
+struct Job {
+    enum State { kDone, kNoKeys, kKeys };
+    Position at;
+    State state;
+};
+
+// The thread block's shared memory.
+template <class C>
+struct Shared {
+    uint8_t* smem;
+    uint32_t base;  // its address, 1024-byte aligned
+
+    __device__ __forceinline__ typename C::QTile q(int group) const {
+        return {base + C::kQOffset + group * C::QTile::kBytes};
+    }
+    __device__ __forceinline__ typename C::KTile k(int stage) const {
+        return {base + C::kKOffset + stage * C::KTile::kBytes};
+    }
+    __device__ __forceinline__ typename C::VTile v(int stage) const {
+        return {base + C::kVOffset + stage * C::VTile::kBytes};
+    }
+    // Each stage of K has the word about its tile.
+    __device__ __forceinline__ uint32_t& step(int stage) const {
+        return reinterpret_cast<uint32_t*>(smem + C::kStepsOffset)[stage];
+    }
+    __device__ __forceinline__ Job& job(int slot) const {
+        return reinterpret_cast<Job*>(smem + C::kJobsOffset)[slot];
+    }
+    __device__ __forceinline__ Barrier q_full() const { return barrier(0); }
+    __device__ __forceinline__ Barrier q_empty() const { return barrier(1); }
+    __device__ __forceinline__ Barrier job_full(int slot) const { return barrier(2 + slot); }
+    __device__ __forceinline__ Barrier job_empty(int slot) const {
+        return barrier(2 + kWorkSlots + slot);
+    }
+    __device__ __forceinline__ Barrier k_full(int stage) const { return stages(0, stage); }
+    __device__ __forceinline__ Barrier k_empty(int stage) const { return stages(1, stage); }
+    __device__ __forceinline__ Barrier v_full(int stage) const { return stages(2, stage); }
+    __device__ __forceinline__ Barrier v_empty(int stage) const { return stages(3, stage); }
+    __device__ __forceinline__ void init_barriers() const {
+        constexpr int kWarps = 4 * C::kGroups;  // that consume
+        q_full().init(1);
+        q_empty().init(kWarps);
+        for (int slot = 0; slot < kWorkSlots; ++slot) {
+            job_full(slot).init(1);
+            job_empty(slot).init(kWarps + 1);  // and the warp that brings V
+        }
+        for (int stage = 0; stage < C::kNumStages; ++stage) {
+            k_full(stage).init(1);
+            k_empty(stage).init(kWarps);
+            v_full(stage).init(1);
+            v_empty(stage).init(kWarps);
+        }
+    }
+
+  private:
+    __device__ __forceinline__ Barrier barrier(int i) const {
+        return {base + C::kBarriersOffset + i * Barrier::kBytes};
+    }
+    __device__ __forceinline__ Barrier stages(int kind, int stage) const {
+        return barrier(2 + 2 * kWorkSlots + kind * C::kNumStages + stage);
+    }
+};
+// The tiles of keys that a block of queries needs, last one first; whole warps walk.
+template <class C>
+struct KeyWalk {
+    __device__ __forceinline__ KeyWalk(const Params& p, const Head& head, const Position& at,
+                                       int lane) {
+        const int q_end = at.q_begin + at.num_rows;
+        const Range visible = visible_keys(head, at.q_begin, q_end);
+        tile_ = visible.begin < visible.end ? (visible.end - 1) / C::kTileN : -1;
+        first_ = visible.begin < visible.end ? visible.begin / C::kTileN : 0;
+        // Lane i looks at the queries of warpgroup i.
+        const int begin = at.q_begin + 64 * min(lane, C::kGroups - 1);
+        const int end = min(begin + 64, max(q_end, begin + 1));
+        full_ = full_keys(head, begin, end);
+        visible_ = visible_keys(head, begin, end);
+    }
+
+    __device__ __forceinline__ bool any() const { return tile_ >= first_; }
+    __device__ __forceinline__ int tile() const { return tile_; }
+    __device__ __forceinline__ void next() { --tile_; }
+
+    // The word about the tile, but for kLast.
+    __device__ __forceinline__ uint32_t step() const {
+        const int begin = tile_ * C::kTileN;
+        const int end = begin + C::kTileN;
+        const bool full = begin >= full_.begin && end <= full_.end;
+        const bool empty = end <= visible_.begin || begin >= visible_.end;
+        uint32_t word = static_cast<uint32_t>(tile_) << kTileShift;
+        word |= (__ballot_sync(0xffffffff, full) & ((1u << C::kGroups) - 1)) * kFull;
+        word |= (__ballot_sync(0xffffffff, empty) & ((1u << C::kGroups) - 1)) * kEmpty;
+        return word;
+    }
+
+  private:
+    int tile_, first_;
+    Range full_, visible_;  // of the lane's warpgroup
+};
+// Warp 0: hands out the work, and brings Q and K.
+template <class C>
+__device__ __forceinline__ void produce_keys(const Params& p, const Shared<C>& shared) {
+    const int lane = threadIdx.x % 32;
+    Ring<kWorkSlots> slot;
+    Ring<C::kNumStages> k;
+    uint32_t q_parity = 0;
+    unsigned index = blockIdx.x;
+    while (index < p.num_work) {
+        const Position at = locate<C>(p, index);
+        if (lane == 0) index = gridDim.x + atomicAdd(p.next_work, 1);
+        index = __shfl_sync(0xffffffff, index, 0);
+        const Head head = head_of(p, at);
+        KeyWalk<C> walk(p, head, at, lane);
+        bool first = true;
+        shared.job_empty(slot.stage).wait(slot.parity ^ 1);
+        if (lane == 0) {
+            shared.job(slot.stage) = {at, walk.any() ? Job::kKeys : Job::kNoKeys};
+            shared.job_full(slot.stage).arrive();
+        }
+        slot.next();
+        while (walk.any()) {
+            const uint32_t word = walk.step();
+            const int row = at.kv_start + walk.tile() * C::kTileN;
+            walk.next();
+            shared.k_empty(k.stage).wait(k.parity ^ 1);
+            if (lane == 0) {
+                const Barrier full = shared.k_full(k.stage);
+                shared.step(k.stage) = walk.any() ? word : word | kLast;
+                full.arrive_expecting(C::KTile::kBytes);
+                shared.k(k.stage).load(p.k, full, row, at.h_kv, batch_of(at));
+            }
+            k.next();
+            if (first) {  // K comes first: the last queries may still be in use
+                shared.q_empty().wait(q_parity ^ 1);
+                if (lane == 0) {
+                    shared.q_full().arrive_expecting(C::kGroups * C::QTile::kBytes);
+                    const int row_q = at.q_start + at.q_begin;
+                    for (int i = 0; i < C::kGroups; ++i) {
+                        shared.q(i).load(p.q, shared.q_full(), row_q + 64 * i, at.h, batch_of(at));
+                    }
+                }
+                q_parity ^= 1;
+                first = false;
+            }
+        }
+    }
+    shared.job_empty(slot.stage).wait(slot.parity ^ 1);
+    if (lane == 0) {
+        shared.job(slot.stage).state = Job::kDone;
+        shared.job_full(slot.stage).arrive();
+    }
+}
+
+// Warp 1: brings V, for the same tiles; it waits for other stages than K, so neither holds the
+// other back.
+template <class C>
+__device__ __forceinline__ void produce_values(const Params& p, const Shared<C>& shared) {
+    const int lane = threadIdx.x % 32;
+    Ring<kWorkSlots> slot;
+    Ring<C::kNumStages> v;
+    while (true) {
+        shared.job_full(slot.stage).wait(slot.parity);
+        const Job job = shared.job(slot.stage);
+        __syncwarp();
+        if (lane == 0) shared.job_empty(slot.stage).arrive();
+        slot.next();
+        if (job.state == Job::kDone) return;
+        if (job.state == Job::kNoKeys) continue;
+        const Position& at = job.at;
+        const Head head = head_of(p, at);
+        for (KeyWalk<C> walk(p, head, at, lane); walk.any(); walk.next()) {
+            const int row = at.kv_start + walk.tile() * C::kTileN;
+            shared.v_empty(v.stage).wait(v.parity ^ 1);
+            if (lane == 0) {
+                const Barrier full = shared.v_full(v.stage);
+                full.arrive_expecting(C::VTile::kBytes);
+                shared.v(v.stage).load(p.v, full, row, at.h_kv, batch_of(at));
+            }
+            v.next();
+        }
+    }
+}
+// ---- Products of a warpgroup ----
+// acc[64, 8 * blocks] += A[64, 16] @ B[16, 8 * blocks], or = where !accumulate, without waiting.
+// Warp w of the four has rows 16 * w up; each 16 x 8 block lies in its lanes as one of mma.m16n8.
+// clang-format off
+// S, Q in registers
+__device__ __forceinline__ void wgmma_held_qk(float (&acc)[16][4], const uint32_t (&a)[4], uint64_t b,
+                                                bool accumulate = true) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "setp.ne.b32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, "
+        "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}\n"
+        :
+          "+f"(acc[0][0]), "+f"(acc[0][1]), "+f"(acc[0][2]), "+f"(acc[0][3]),
+          "+f"(acc[1][0]), "+f"(acc[1][1]), "+f"(acc[1][2]), "+f"(acc[1][3]),
+          "+f"(acc[2][0]), "+f"(acc[2][1]), "+f"(acc[2][2]), "+f"(acc[2][3]),
+          "+f"(acc[3][0]), "+f"(acc[3][1]), "+f"(acc[3][2]), "+f"(acc[3][3]),
+          "+f"(acc[4][0]), "+f"(acc[4][1]), "+f"(acc[4][2]), "+f"(acc[4][3]),
+          "+f"(acc[5][0]), "+f"(acc[5][1]), "+f"(acc[5][2]), "+f"(acc[5][3]),
+          "+f"(acc[6][0]), "+f"(acc[6][1]), "+f"(acc[6][2]), "+f"(acc[6][3]),
+          "+f"(acc[7][0]), "+f"(acc[7][1]), "+f"(acc[7][2]), "+f"(acc[7][3]),
+          "+f"(acc[8][0]), "+f"(acc[8][1]), "+f"(acc[8][2]), "+f"(acc[8][3]),
+          "+f"(acc[9][0]), "+f"(acc[9][1]), "+f"(acc[9][2]), "+f"(acc[9][3]),
+          "+f"(acc[10][0]), "+f"(acc[10][1]), "+f"(acc[10][2]), "+f"(acc[10][3]),
+          "+f"(acc[11][0]), "+f"(acc[11][1]), "+f"(acc[11][2]), "+f"(acc[11][3]),
+          "+f"(acc[12][0]), "+f"(acc[12][1]), "+f"(acc[12][2]), "+f"(acc[12][3]),
+          "+f"(acc[13][0]), "+f"(acc[13][1]), "+f"(acc[13][2]), "+f"(acc[13][3]),
+          "+f"(acc[14][0]), "+f"(acc[14][1]), "+f"(acc[14][2]), "+f"(acc[14][3]),
+          "+f"(acc[15][0]), "+f"(acc[15][1]), "+f"(acc[15][2]), "+f"(acc[15][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{accumulate}));
+}
+
+// the output
+__device__ __forceinline__ void wgmma_pv(float (&acc)[16][4], const uint32_t (&a)[4], uint64_t b,
+                                                bool accumulate = true) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "setp.ne.b32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, "
+        "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
+        :
+          "+f"(acc[0][0]), "+f"(acc[0][1]), "+f"(acc[0][2]), "+f"(acc[0][3]),
+          "+f"(acc[1][0]), "+f"(acc[1][1]), "+f"(acc[1][2]), "+f"(acc[1][3]),
+          "+f"(acc[2][0]), "+f"(acc[2][1]), "+f"(acc[2][2]), "+f"(acc[2][3]),
+          "+f"(acc[3][0]), "+f"(acc[3][1]), "+f"(acc[3][2]), "+f"(acc[3][3]),
+          "+f"(acc[4][0]), "+f"(acc[4][1]), "+f"(acc[4][2]), "+f"(acc[4][3]),
+          "+f"(acc[5][0]), "+f"(acc[5][1]), "+f"(acc[5][2]), "+f"(acc[5][3]),
+          "+f"(acc[6][0]), "+f"(acc[6][1]), "+f"(acc[6][2]), "+f"(acc[6][3]),
+          "+f"(acc[7][0]), "+f"(acc[7][1]), "+f"(acc[7][2]), "+f"(acc[7][3]),
+          "+f"(acc[8][0]), "+f"(acc[8][1]), "+f"(acc[8][2]), "+f"(acc[8][3]),
+          "+f"(acc[9][0]), "+f"(acc[9][1]), "+f"(acc[9][2]), "+f"(acc[9][3]),
+          "+f"(acc[10][0]), "+f"(acc[10][1]), "+f"(acc[10][2]), "+f"(acc[10][3]),
+          "+f"(acc[11][0]), "+f"(acc[11][1]), "+f"(acc[11][2]), "+f"(acc[11][3]),
+          "+f"(acc[12][0]), "+f"(acc[12][1]), "+f"(acc[12][2]), "+f"(acc[12][3]),
+          "+f"(acc[13][0]), "+f"(acc[13][1]), "+f"(acc[13][2]), "+f"(acc[13][3]),
+          "+f"(acc[14][0]), "+f"(acc[14][1]), "+f"(acc[14][2]), "+f"(acc[14][3]),
+          "+f"(acc[15][0]), "+f"(acc[15][1]), "+f"(acc[15][2]), "+f"(acc[15][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{accumulate}));
+}
+
+// clang-format on
+// What a warpgroup keeps of its 64 queries, of which a lane holds two rows.
+using Output = float[kBlocksV][4];
+struct RowStats {
+    float row_max[2];
+    float row_sum[2];  // this lane's columns only, until the end
+};
+
+// A warpgroup's 64 queries as the left operand of S: where they lie in shared memory, or held in
+// registers, so that the next ones may come.
+template <class C>
+struct Queries {
+    typename C::QTile tile;
+    uint32_t held[C::kHoldQ ? (kHeadDim + 15) / 16 : 1][4];  // 16 columns each
+
+    // Whether they leave shared memory with this.
+    __device__ __forceinline__ bool hold(int lane) {
+        if constexpr (C::kHoldQ) {
+#pragma unroll
+            for (int i = 0; i < (kHeadDim + 15) / 16; ++i) {
+                tile.load_a(held[i], threadIdx.x / 32 % 4 * 16, 16 * i, lane);
+            }
+        }
+        return C::kHoldQ;
+    }
+
+    // S = Q @ K^T  [64, kTileN], without waiting
+    __device__ __forceinline__ void multiply(float (&s)[C::kBlocksN][4],
+                                             typename C::KTile k) const {
+#pragma unroll
+        for (int i = 0; i < (kHeadDim + 15) / 16; ++i) {
+            wgmma_held_qk(s, held[i], k.depth_columns(16 * i), i > 0);
+        }
+    }
+};
+
+// out += P @ V  [64, kHeadDimV], or = where !accumulate, without waiting; P goes from accumulators
+// to operands without leaving registers
+template <class C>
+__device__ __forceinline__ void multiply_pv(Output& out, const uint32_t (&p)[C::kTileN / 16][4],
+                                            typename C::VTile v, bool accumulate) {
+#pragma unroll
+    for (int i = 0; i < C::kTileN / 16; ++i) {
+        wgmma_pv(out, p[i], v.depth_rows(16 * i), accumulate || i > 0);
+    }
+}
+
+// Where in the sequence the accumulators of a lane lie: element i of block n is query
+// q_first + i / 2 * 8 and key kv_first + 8 * n + i % 2.
+struct Place {
+    int q_first, kv_first;
+};
+
+// `row` is the lane's first query, of those of the block.
+template <class C>
+__device__ __forceinline__ Place place_of(const Position& at, uint32_t word, int row, int lane) {
+    return {at.q_begin + row, tile_begin<C>(word) + lane % 4 * 2};
+}
+
 // Hides the keys that a query may not see, and those past the sequence's end.
-__device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], const Params& p,
-                                           const Head& head, int q_begin, int kv_begin, int warp,
-                                           int lane) {
-    // Opaque, or the compiler holds what depends on the rows from tile to tile, and spills it.
-    const int q_first = opaque(q_begin) + warp * kAtomsM * 16 + fragment_row(lane, 0);
-    Row rows[2 * kAtomsM];  // eight queries apart
+template <class C>
+__device__ __forceinline__ void apply_mask(float (&s)[C::kBlocksN][4], const Params& p,
+                                           const Head& head, const Place& place) {
+    const Row rows[2] = {make_row(p.program, head, place.q_first),
+                         make_row(p.program, head, place.q_first + 8)};
 #pragma unroll
-    for (int i = 0; i < 2 * kAtomsM; ++i) rows[i] = make_row(p.program, head, q_first + i * 8);
-#pragma unroll
-    for (int n = 0; n < kBlocksN; ++n) {
+    for (int n = 0; n < C::kBlocksN; ++n) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            const int kv_idx = kv_begin + n * 8 + fragment_col(lane, c);
+            const int kv_idx = place.kv_first + n * 8 + c;
             const Column column = make_column(p.program, head, kv_idx);
 #pragma unroll
-            for (int i = 0; i < 2 * kAtomsM; ++i) {
-                const int q_idx = q_first + i * 8;
+            for (int i = 0; i < 2; ++i) {
+                const int q_idx = place.q_first + i * 8;
                 const bool visible = kv_idx < head.kv_len &&
                                      mask_mod(p.program, head, rows[i], column, q_idx, kv_idx);
-                if (!visible) s[i / 2][n][i % 2 * 2 + c] = -INFINITY;
+                if (!visible) s[n][i * 2 + c] = -INFINITY;
             }
         }
     }
 }
-// One step of the online softmax: turns scores into probabilities relative to the new row maximum,
-// and rescales what was summed relative to the old one.
-__device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], Output& out,
-                                             RowStats& stats, float scale_log2) {
+// How far a row's maximum may rise, as a power of two, before what was summed relative to the old
+// one is rescaled. Sums are fp32 and P at most 2^8, so that nothing is lost, and in most steps the
+// output stays as it is.
+constexpr float kMaxRise = 8.0f;
+
+// A row that has seen no key yet: exp2(-inf - 0) = 0, where -inf - -inf is NaN.
+__device__ __forceinline__ float safe_max(float row_max) {
+    return row_max == -INFINITY ? 0.0f : row_max;
+}
+
+// Raises the row maxima to those of these scores. Returns whether they moved, the same in the whole
+// warp; `rescale` is then what the sums and the output take, and the sums have.
+template <bool kFirst, int kBlocksN>
+__device__ __forceinline__ bool raise_maxima(const float (&s)[kBlocksN][4], RowStats& stats,
+                                             float scale, float (&rescale)[2]) {
+    float top[2];
+    bool rose = false;
 #pragma unroll
-    for (int m = 0; m < kAtomsM; ++m) {
+    for (int r = 0; r < 2; ++r) {
+        top[r] = kFirst ? -INFINITY : stats.row_max[r];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float row_max = stats.row_max[m][r];
+        for (int n = 0; n < kBlocksN; ++n) {
+            top[r] = fmaxf(top[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+        }
+        // The four lanes of a quad share a row.
+        top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffff, top[r], 1));
+        top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffff, top[r], 2));
+        if constexpr (!kFirst) rose |= (top[r] - stats.row_max[r]) * scale > kMaxRise;
+    }
+    const bool moved = kFirst || __any_sync(0xffffffff, rose);
 #pragma unroll
-            for (int n = 0; n < kBlocksN; ++n) {
-                row_max = fmaxf(row_max, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
-            }
-            // The four lanes of a quad share a row.
-            row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 1));
-            row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 2));
-            // A row that has seen no key yet: exp2(-inf - 0) = 0, where -inf - -inf is NaN. Maxima
-            // are subtracted before they are scaled: an unchanged one rescales by exactly 1.
-            const float safe_max = row_max == -INFINITY ? 0.0f : row_max;
-            const float shift = safe_max * scale_log2;
-            const float rescale = exp2_approx((stats.row_max[m][r] - safe_max) * scale_log2);
-            stats.row_max[m][r] = row_max;
-            float row_sum = stats.row_sum[m][r] * rescale;
+    for (int r = 0; r < 2; ++r) {
+        const float row_max = moved ? top[r] : stats.row_max[r];
+        if constexpr (!kFirst) {
+            // Maxima are subtracted before they are scaled: an unchanged one rescales by exactly 1.
+            rescale[r] = exp2_approx((stats.row_max[r] - safe_max(row_max)) * scale);
+            stats.row_sum[r] = moved ? stats.row_sum[r] * rescale[r] : stats.row_sum[r];
+        }
+        stats.row_max[r] = row_max;
+    }
+    return moved;
+}
+
+// Turns scores into probabilities relative to the row maxima, and adds them to the sums.
+template <int kBlocksN>
+__device__ __forceinline__ void exponentiate(float (&s)[kBlocksN][4], RowStats& stats,
+                                             float scale) {
 #pragma unroll
-            for (int n = 0; n < kBlocksN; ++n) {
+    for (int r = 0; r < 2; ++r) {
+        const float shift = safe_max(stats.row_max[r]) * scale;
 #pragma unroll
-                for (int i = 2 * r; i < 2 * r + 2; ++i) {
-                    s[m][n][i] = exp2_approx(s[m][n][i] * scale_log2 - shift);
-                    row_sum += s[m][n][i];
-                }
-            }
-            stats.row_sum[m][r] = row_sum;
-            if (__any_sync(0xffffffff, rescale != 1.0f)) {
+        for (int n = 0; n < kBlocksN; ++n) {
 #pragma unroll
-                for (int n = 0; n < 2 * kOwnBlocksV; ++n) {
-                    out[m][n / 2][n % 2][2 * r] *= rescale;
-                    out[m][n / 2][n % 2][2 * r + 1] *= rescale;
-                }
+            for (int i = 2 * r; i < 2 * r + 2; ++i) {
+                s[n][i] = exp2_approx(s[n][i] * scale - shift);
+                stats.row_sum[r] += s[n][i];
             }
         }
     }
 }
 
-// out += P @ V  [kTileM, kHeadDimV], by the keys that the warp has scored; P goes from accumulators
-// to operands without leaving registers
-__device__ __forceinline__ void multiply_pv(Output& out, const float (&p)[kAtomsM][kBlocksN][4],
-                                            SmemTile<kOwnN, VTile::kCols> v_smem, int warp,
-                                            int part, int lane) {
+__device__ __forceinline__ void rescale_output(Output& out, const float (&rescale)[2]) {
 #pragma unroll
-    for (int k = 0; k < kOwnN; k += 16) {
-        uint32_t a[kAtomsM][4];
+    for (int n = 0; n < kBlocksV; ++n) {
 #pragma unroll
-        for (int m = 0; m < kAtomsM; ++m) {
-            accumulator_to_a<Element>(a[m], p[m][k / 8], p[m][k / 8 + 1]);
-        }
-        multiply_step<Element, kBlocksV, kKeySplits>(out, a, v_smem, k, part * kOwnBlocksV, lane);
+        for (int i = 0; i < 4; ++i) out[n][i] *= rescale[i / 2];
     }
 }
-// Divides by the row sums, writes lse, and leaves the output tile in shared memory.
-__device__ __forceinline__ void finish(const Output& out, const RowStats& stats, OutTile out_smem,
-                                       const Position& at, const Params& p, int warp, int part,
-                                       int lane) {
-    float* lse = p.lse + lse_row(p, at);
+
+// Probabilities as the left operands of P @ V: the layouts agree.
+template <int kBlocksN>
+__device__ __forceinline__ void pack_probabilities(uint32_t (&p)[kBlocksN / 2][4],
+                                                   const float (&s)[kBlocksN][4]) {
 #pragma unroll
-    for (int m = 0; m < kAtomsM; ++m) {
-        const int row = (warp * kAtomsM + m) * 16 + lane / 4;
+    for (int n = 0; n < kBlocksN; ++n) {
+        p[n / 2][n % 2 * 2] = Element::pack(s[n][0], s[n][1]);
+        p[n / 2][n % 2 * 2 + 1] = Element::pack(s[n][2], s[n][3]);
+    }
+}
+// Hands the words that four lanes of a quad hold of four blocks round, so that lane i has all of
+// block i: 16 bytes that lie side by side.
+__device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float row_sum = stats.row_sum[m][r];
-            row_sum += __shfl_xor_sync(0xffffffff, row_sum, 1);
-            row_sum += __shfl_xor_sync(0xffffffff, row_sum, 2);
-            float row_max = stats.row_max[m][r] * p.softmax_scale;
-            float scale = 1.0f;
-            // A query without keys: output 0, lse -inf.
-            const bool empty = row_sum == 0.0f;  // a NaN is not empty
-            if (lane % 4 == 0 && row + 8 * r < at.num_rows) {
-                lse[row + 8 * r] = empty ? -INFINITY : row_max + logf(row_sum);
-            }
-            const float inverse = empty ? 0.0f : scale / row_sum;
+    for (int bit = 1; bit <= 2; bit *= 2) {
+        const bool upper = lane & bit;
 #pragma unroll
-            for (int n = 0; n < 2 * kOwnBlocksV; ++n) {
-                const int col = part * kOwnBlocksV * 16 + n * 8 + lane % 4 * 2;
-                const float (&x)[4] = out[m][n / 2][n % 2];
-                if (kKeySplits * kOwnBlocksV == kBlocksV || col < kBlocksV * 16) {
-                    out_smem.store_pair(row + 8 * r, col,
-                                        Element::pack(x[2 * r] * inverse, x[2 * r + 1] * inverse));
-                }
+        for (int i = 0; i < 4; ++i) {
+            if (i & bit) continue;
+            const uint32_t away = upper ? w[i] : w[i + bit];
+            const uint32_t found = __shfl_xor_sync(0xffffffff, away, bit);
+            if (upper) {
+                w[i] = found;
+            } else {
+                w[i + bit] = found;
             }
         }
     }
 }
 
-__global__ void __launch_bounds__(kNumThreads, kMinBlocks)
-    fwd_d128_bf16_causal_sm90(const __grid_constant__ Params p) {
-    extern __shared__ __align__(128) uint8_t smem[];
-    const QTile q_smem{smem_address(smem) + kQOffset};
-    const KTile k_smem{smem_address(smem) + kKOffset};
-    const VTile v_smem{smem_address(smem) + kVOffset};
-    const int warp = threadIdx.x / 32 / kKeySplits;  // along the queries
-    const int part = threadIdx.x / 32 % kKeySplits;  // of a step's keys and of the output's columns
+// Divides by the row sums, and writes lse and the output. `row` is this lane's first of the block's
+// queries; the other is 8 further.
+__device__ __forceinline__ void finish(const Output& out, const RowStats& stats, const Position& at,
+                                       const Params& p, int row) {
     const int lane = threadIdx.x % 32;
-    const Position at = locate(p);
-    const Head head = head_of(p, at);
-    const Range visible = visible_keys(head, at.q_begin, at.q_begin + at.num_rows);
-    const int kv_first = visible.begin / kTileN * kTileN;
-    const Range full_tiles = full_keys(head, at.q_begin, at.q_begin + at.num_rows);
-    const int kv_last = (visible.end + kTileN - 1) / kTileN * kTileN - kTileN;
-    // The tiles' addresses as this thread copies from them, last tile first.
-    const Element* k_source =
-        KCopy::Share::source(p.k.row(at.b, at.h / p.group, at.kv_start + kv_last), p.k.row_stride);
-    const Element* v_source =
-        VCopy::Share::source(p.v.row(at.b, at.h / p.group, at.kv_start + kv_last), p.v.row_stride);
-    KCopy k_copy;
-    VCopy v_copy;
-    const auto load_k = [&](int kv_begin) {
-        k_copy.start(k_smem, k_source, p.k.row_stride, at.kv_len - kv_begin);
-        k_source -= kTileN * p.k.row_stride;
-        commit_copies();
-    };
-    // Values that no query of the head sees stay out: a NaN there would outlive P = 0.
-    const Range seen = visible_keys(head, 0, at.q_len);
-    const auto load_v = [&](int kv_begin) {
-        v_copy.start(v_smem, v_source, p.v.row_stride, seen.end - kv_begin);
-        v_source -= kTileN * p.v.row_stride;
-        commit_copies();
-    };
-    q_smem.clear_padding<kHeadDim, kNumThreads>();
-    k_smem.clear_padding<kHeadDim, kNumThreads>();
-    v_smem.clear_padding<kHeadDimV, kNumThreads>();
-    copy_rows<kHeadDim, kNumThreads>(q_smem, p.q.row(at.b, at.h, at.q_start + at.q_begin),
-                                     p.q.row_stride, at.num_rows);
-    if (kv_last >= kv_first) load_k(kv_last);
-
-    Output out = {};
-    RowStats stats = {};
+    float* lse = p.lse + lse_row(p, at);
+    Element* rows = p.out.row(batch_of(at), at.h, at.q_start + at.q_begin);
 #pragma unroll
-    for (int m = 0; m < kAtomsM; ++m) stats.row_max[m][0] = stats.row_max[m][1] = -INFINITY;
-
-    for (int kv_begin = kv_last; kv_begin >= kv_first; kv_begin -= kTileN) {
-        k_copy.finish(k_smem);
-        wait_for_copies();
-        __syncthreads();  // this tile's K has landed; everyone is done with the last tile's V
-        load_v(kv_begin);
-
-        float s[kAtomsM][kBlocksN][4] = {};
-        const int own_begin = kv_begin + part * kOwnN;
-        multiply_rows<Element>(s, q_smem, warp * kAtomsM * 16, k_smem.rows<kOwnN>(part * kOwnN),
-                               lane);  // S = Q @ K^T
-        const bool full = kv_begin >= full_tiles.begin && kv_begin + kTileN <= full_tiles.end;
-        if (!full) apply_mask(s, p, head, at.q_begin, own_begin, warp, lane);
-        v_copy.finish(v_smem);
-        wait_for_copies();
-        __syncthreads();  // this tile's V has landed; everyone is done with its K
-        if (kv_begin > kv_first) load_k(kv_begin - kTileN);
-        softmax_step(s, out, stats, p.softmax_scale_log2);
-        const auto own_v = v_smem.rows<kOwnN>(part * kOwnN);
-        multiply_pv(out, s, own_v, warp, part, lane);
+    for (int r = 0; r < 2; ++r, row += 8) {
+        float row_sum = stats.row_sum[r];
+        row_sum += __shfl_xor_sync(0xffffffff, row_sum, 1);
+        row_sum += __shfl_xor_sync(0xffffffff, row_sum, 2);
+        float row_max = stats.row_max[r] * p.softmax_scale;
+        float scale = 1.0f;
+        // A query without keys: output 0, lse -inf.
+        const bool empty = row_sum == 0.0f;  // a NaN is not empty
+        const bool mine = row < at.num_rows;
+        if (lane % 4 == 0 && mine) lse[row] = empty ? -INFINITY : row_max + logf(row_sum);
+        const float inverse = empty ? 0.0f : scale / row_sum;
+#pragma unroll
+        for (int n = 0; n < kBlocksV; n += 4) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const bool exists = n + i < kBlocksV;
+                words[i] = exists ? Element::pack(out[exists ? n + i : 0][2 * r] * inverse,
+                                                  out[exists ? n + i : 0][2 * r + 1] * inverse)
+                                  : 0;
+            }
+            transpose_quad(words, lane);
+            if (mine && n + lane % 4 < kBlocksV) {
+                *reinterpret_cast<uint4*>(rows + row * p.out.row_stride + (n + lane % 4) * 8) = {
+                    words[0], words[1], words[2], words[3]};
+            }
+        }
     }
+}
+// Warpgroups take turns at the tensor cores: one issues its products while another is at its
+// softmax. They go through the same tiles, so each has as many turns as the others.
+template <class C>
+struct Turn {
+    static constexpr int kFirstBarrier = 1;  // of the named ones; 0 is __syncthreads()
+    int group;
 
-    // Q, where there was no tile to wait for, has landed; everyone is done with it, and the output
-    // takes its place.
-    wait_for_all_copies();
+    __device__ __forceinline__ void start() const {
+        if (group == C::kGroups - 1) pass();
+    }
+    __device__ __forceinline__ void wait() const { named_sync(kFirstBarrier + group, 256); }
+    __device__ __forceinline__ void pass() const {
+        named_arrive(kFirstBarrier + (group + 1) % C::kGroups, 256);
+    }
+    __device__ __forceinline__ void finish() const {
+        if (group == 0) wait();
+    }
+};
+// What a warpgroup does from start to end: takes one block of queries after another.
+template <class C>
+__device__ __forceinline__ void consume(const Params& p, const Shared<C>& shared, int group) {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 - 4;  // among those that compute
+    const int row = 16 * warp + lane / 4;  // this lane's first query of the block
+    const auto release = [&](Barrier empty) {
+        __syncwarp();
+        if (lane == 0) empty.arrive();
+    };
+    const Turn<C> turn{group};
+    turn.start();
+    Ring<kWorkSlots> slot;
+    Ring<C::kNumStages> k, v;
+    uint32_t q_parity = 0;
+    // ---- A block of queries: what all that follows works on ----
+    float s[C::kBlocksN][4];
+    uint32_t probabilities[C::kTileN / 16][4];
+    Output out;
+    RowStats stats;
+    uint32_t word;  // about the tile that s, or probabilities, is of
+    Queries<C> q = {shared.q(group)};
+    const auto job = [&]() -> const Job& { return shared.job(slot.stage); };
+    // Waits for a block of queries, and for its Q and first K where it has keys.
+    const auto await_job = [&](const Ring<kWorkSlots>& at) {
+        shared.job_full(at.stage).wait(at.parity);
+        if (shared.job(at.stage).state != Job::kKeys) return false;
+        shared.q_full().wait(q_parity);
+        q_parity ^= 1;
+        if (q.hold(lane)) release(shared.q_empty());
+        shared.k_full(k.stage).wait(k.parity);
+        return true;
+    };
+    // Waits for the next tile's K. Where that stands matters: the compiler moves the wait for P V
+    // up to it, over what could be done meanwhile, but not beyond.
+    const auto await_next_keys = [&] {
+        if (!(word & kLast)) shared.k_full(k.stage).wait(k.parity);
+    };
+    const auto await_values = [&] { shared.v_full(v.stage).wait(v.parity); };
+    // S of the tile whose K has come, without waiting.
+    const auto multiply_scores = [&](typename C::KTile k_tile) {
+        wgmma_fence();
+        q.multiply(s, k_tile);
+        wgmma_commit();
+    };
+    const auto next_k = [&] {
+        word = shared.step(k.stage);
+        return shared.k(uniform(k.stage));
+    };
+    const auto next_v = [&] { return shared.v(uniform(v.stage)); };
+    // From products, once they are there, to the scores that the softmax takes.
+    const auto finish_scores = [&] {
+        pin_accumulators(s);
+        release(shared.k_empty(k.stage));
+        k.next();
+        const Place place = place_of<C>(job().at, word, row, lane);
+        if (!(word >> group & kFull)) {
+            const Head head = head_of(p, job().at);
+            apply_mask<C>(s, p, head, place);
+        }
+    };
+    // The softmax of a block's first tile, whose S is under way.
+    const auto open = [&] {
+        wgmma_wait<0>();
+        // Tiles that none of this warpgroup's queries sees pass by, and so do its turns.
+        if ((word >> group & kEmpty) && !(word & kLast)) {
+            pin_accumulators(s);
+            do {
+                release(shared.k_empty(k.stage));
+                k.next();
+                shared.v_full(v.stage).wait(v.parity);
+                release(shared.v_empty(v.stage));
+                v.next();
+                shared.k_full(k.stage).wait(k.parity);
+                word = shared.step(k.stage);
+                turn.wait();
+                turn.pass();
+            } while ((word >> group & kEmpty) && !(word & kLast));
+            multiply_scores(next_k());
+            wgmma_wait<0>();
+        }
+        finish_scores();
+        float rescale[2];
+        stats = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+        raise_maxima<true>(s, stats, p.exponent_scale, rescale);
+        await_next_keys();
+        exponentiate(s, stats, p.exponent_scale);
+        pack_probabilities(probabilities, s);
+    };
+    // The end of a block of queries, once its last P V is done.
+    const auto close = [&](const Ring<kWorkSlots>& next) {
+        pin_accumulators(out);
+        release(shared.v_empty(v.stage));
+        v.next();
+        finish(out, stats, job().at, p, row);
+        release(shared.job_empty(slot.stage));
+        slot = next;
+    };
+
+    while (true) {
+        Ring<kWorkSlots> next = slot;
+        next.next();
+        if (!await_job(slot)) {
+            if (job().state == Job::kDone) break;
+            finish(Output{}, RowStats{{-INFINITY, -INFINITY}, {}}, job().at, p, row);
+            release(shared.job_empty(slot.stage));
+            slot = next;
+            continue;
+        }
+        multiply_scores(next_k());
+        open();
+        while (true) {
+            // S of a tile and P V of the one before run at once.
+            bool first = true;
+            while (!(word & kLast)) {
+                await_values();
+                const typename C::KTile k_tile = next_k();
+                const typename C::VTile v_tile = next_v();
+                turn.wait();
+                multiply_scores(k_tile);
+                multiply_pv<C>(out, probabilities, v_tile, !first);
+                wgmma_commit();
+                turn.pass();
+                wgmma_wait<1>();
+                finish_scores();
+                float rescale[2];
+                const bool moved = raise_maxima<false>(s, stats, p.exponent_scale, rescale);
+                await_next_keys();
+                exponentiate(s, stats, p.exponent_scale);
+                wgmma_wait<0>();
+                pin_accumulators(out);
+                release(shared.v_empty(v.stage));
+                v.next();
+                pack_probabilities(probabilities, s);
+                if (moved) rescale_output(out, rescale);
+                first = false;
+            }
+            if (!C::kHoldQ) release(shared.q_empty());
+            await_values();
+            const typename C::VTile v_tile = next_v();
+            next = slot;
+            next.next();
+            // Queries in registers have left their memory free: the next ones are there, and S of
+            // their first tile is computed behind this last P V, and while the output is written.
+            if (!(C::kHoldQ && await_job(next))) {
+                wgmma_fence();
+                multiply_pv<C>(out, probabilities, v_tile, !first);
+                wgmma_commit();
+                wgmma_wait<0>();
+                close(next);
+                break;
+            }
+            const typename C::KTile k_tile = next_k();
+            wgmma_fence();
+            multiply_pv<C>(out, probabilities, v_tile, !first);
+            wgmma_commit();
+            multiply_scores(k_tile);
+            wgmma_wait<1>();
+            close(next);
+            open();
+        }
+    }
+    turn.finish();
+}
+template <class C>
+__global__ void __launch_bounds__(C::kNumThreads, 1)
+    fwd_d128_bf16_causal_sm90(const __grid_constant__ Params p) {
+    extern __shared__ __align__(1024) uint8_t smem[];
+    const Shared<C> shared{smem, smem_address(smem)};
+    if (threadIdx.x == 0) {
+        prefetch_map(p.q);
+        prefetch_map(p.k);
+        prefetch_map(p.v);
+        shared.init_barriers();
+        fence_barrier_init();
+    }
     __syncthreads();
-    const OutTile out_smem{q_smem.base};
-    const Position end = locate(p);
-    finish(out, stats, out_smem, end, p, warp, part, lane);
-    __syncthreads();  // rows of the tile come from several warps where a store crosses them
-    out_smem.store<kHeadDimV, kNumThreads>(p.out.row(end.b, end.h, end.q_start + end.q_begin),
-                                           p.out.row_stride, end.num_rows);
+    const int group = uniform(threadIdx.x / 128);
+    if (group == 0) {
+        lower_registers<C::kProducerRegisters>();
+        const int warp = uniform(threadIdx.x / 32);
+        if (warp == 0) produce_keys(p, shared);
+        if (warp == 1) produce_values(p, shared);
+    } else {
+        raise_registers<C::kConsumerRegisters>();
+        consume(p, shared, group - 1);
+    }
 }
 
 // ---- Host ----
-Params make_params(const AttentionArgs& a, int64_t batch, int64_t num_tiles_m) {
+constexpr int kCounterBytes = 16;  // of the workspace, at its start
+constexpr int64_t kTailRows = 512;  // queries of the interleaved heads for each thread block
+constexpr int64_t kMaxWork = int64_t{1} << 31;  // blocks of queries of a launch
+
+// What does not depend on the configuration.
+Params make_params(const AttentionArgs& a, const ProgramArgs& program) {
     Params p = {};
-    p.q = view_of<const Element>(a.q, batch);
-    p.k = view_of<const Element>(a.k, batch);
-    p.v = view_of<const Element>(a.v, batch);
-    p.out = view_of<Element>(a.out, batch);
-    p.lse = a.lse.as<float>() + batch * a.num_heads * a.seqlen_q;
+    p.out = view_of<Element>(a.out, 0);
+    p.lse = a.lse.as<float>();
     p.num_heads = static_cast<unsigned>(a.num_heads);
     p.group = static_cast<unsigned>(a.num_heads / a.num_heads_kv);
-    p.num_tiles_m = static_cast<unsigned>(num_tiles_m);
     p.seqlen_q = static_cast<int>(a.seqlen_q);
     p.seqlen_k = static_cast<int>(a.seqlen_k);
     p.softmax_scale = static_cast<float>(a.softmax_scale);
-    p.softmax_scale_log2 = log2_scale(a.softmax_scale);
-    p.first_batch = static_cast<int>(batch);
+    p.exponent_scale = log2_scale(a.softmax_scale);
+    p.program = program;
     return p;
 }
 
-constexpr auto kKernel = &fwd_d128_bf16_causal_sm90;
+// Thread blocks that run at once: one on each multiprocessor.
+bool count_blocks(Arguments& in, Device device, int& count) {
+    return check_cuda(
+        in, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.device_id),
+        "multiprocessors");
+}
+
+template <class C>
+bool launch(Arguments& in, const AttentionArgs& a, Params& p, int num_blocks) {
+    const int64_t num_tiles_m = (a.seqlen_q + C::kTileM - 1) / C::kTileM;
+    const int64_t num_heads_all = a.batch * a.num_heads;
+    const int64_t num_work = num_tiles_m * num_heads_all;
+    if (num_work >= kMaxWork) {
+        in.fail("ValueError", "%s: expected fewer than 2^31 blocks of %d queries, got %lld",
+                in.function(), C::kTileM, static_cast<long long>(num_work));
+        return false;
+    }
+    p.num_work = static_cast<unsigned>(num_work);
+    p.num_tiles_m = static_cast<unsigned>(num_tiles_m);
+    p.num_heads_all = static_cast<unsigned>(num_heads_all);
+    const int64_t tail_tiles = kTailRows / C::kTileM * num_blocks;
+    p.tail_heads =
+        static_cast<unsigned>(min(num_heads_all, (tail_tiles + num_tiles_m - 1) / num_tiles_m));
+    constexpr CUtensorMapDataType kType = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    if (!make_tensor_map(in, "q", kType, a.q, 64, p.q) ||
+        !make_tensor_map(in, "k", kType, a.k, C::kTileN, p.k) ||
+        !make_tensor_map(in, "v", kType, a.v, C::kTileN, p.v)) {
+        return false;
+    }
+    const Grid grid = {min(num_work, int64_t{num_blocks}), C::kNumThreads, C::kSmemBytes};
+    return launch_kernel<&fwd_d128_bf16_causal_sm90<C>>(in, a.device, grid, p);
+}
 
 bool run(Arguments& in, const AttentionArgs& a, const ProgramArgs& program) {
     check_alignment(in, "q", a.q);
     check_alignment(in, "k", a.k);
     check_alignment(in, "v", a.v);
     check_alignment(in, "out", a.out);
+    check_workspace(in, a, kCounterBytes);
     if (!in.ok()) return false;
-    const int64_t num_tiles_m = (a.seqlen_q + kTileM - 1) / kTileM;
-    const int64_t blocks_per_batch = num_tiles_m * a.num_heads;
-    if (a.batch == 0 || blocks_per_batch == 0) return true;
+    if (a.seqlen_q == 0 || a.num_heads == 0 || a.batch == 0) return true;
     const DeviceGuard guard(in, a.device.device_id);
-    if (!in.ok()) return false;
-    // A grid has one long dimension; more blocks than it holds go in several launches.
-    const int64_t batch_step = max(int64_t{1}, kMaxGrid / blocks_per_batch);
-    for (int64_t batch = 0; batch < a.batch; batch += batch_step) {
-        Params p = make_params(a, batch, num_tiles_m);
-        const int64_t blocks = min(batch_step, a.batch - batch) * blocks_per_batch;
-        p.program = program;
-        const Grid grid = {blocks, kNumThreads, kSmemBytes};
-        if (!launch_kernel<kKernel>(in, a.device, grid, p)) return false;
-    }
-    return true;
+    int num_blocks = 0;
+    if (!in.ok() || !count_blocks(in, a.device, num_blocks)) return false;
+    Params p = make_params(a, program);
+    p.next_work = a.workspace.as<unsigned>();
+    const cudaError_t error =
+        cudaMemsetAsync(p.next_work, 0, sizeof(unsigned), current_stream(a.device));
+    if (!check_cuda(in, error, "counter")) return false;
+    return launch<Tiles128x128>(in, a, p, num_blocks);
 }
 
-// A forward needs no workspace.
-int64_t workspace_bytes(const WorkspaceSizes&) { return 0; }
+// Bytes of the counter of work.
+int64_t workspace_bytes(const WorkspaceSizes&) { return kCounterBytes; }
 
 }  // namespace
 

@@ -60,7 +60,7 @@ TARGETS: dict[str, Target] = {
 }
 NATIVE = "native"
 """The spelling of "this machine's device", which only the runtime can resolve."""
-FAMILIES = ("cpu", "sm75", "sm80")
+FAMILIES = ("cpu", "sm75", "sm80", "sm90")
 """Families with templates; a target whose own family isn't here falls back to sm80."""
 
 _SPELLING = re.compile(r"(?:sm|compute)?_?([0-9]+)(?:\.([0-9]))?([af])?")
@@ -163,7 +163,8 @@ def family_for(target: Target, family: str | None = None) -> tuple[str, str]:
             f"family: {family} is built for target {family} alone, whose PTX runs on "
             f"{target.name} too, got target {target.name}. Build for {family}."
         )
-    if (family == "cpu") != target.is_cpu or (family == "sm80" and target.capability < (8, 0)):
+    serves = target.family == family or (family == "sm80" and target.capability >= (8, 0))
+    if not serves:
         raise TargetError(f"family: {family} code can't run on target {target.name}.")
     return family, "asked for"
 

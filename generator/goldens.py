@@ -46,7 +46,8 @@ GOLDENS: tuple[Golden, ...] = (
     Golden("d128-bf16-causal-det", "backward", "sm80", "a dq that is bitwise reproducible"),
     Golden("d64-fp16-causal", "forward", "sm75", "Turing: tiles on their way wait in registers"),
     Golden("d64-fp16-causal", "backward", "sm75", "the same in the backward"),
-    Golden("d128-bf16-causal", "forward", "sm90", "sm80 code for a later target", "sm80"),
+    Golden("d64-bf16", "forward", "sm90", "the plain wgmma forward: three warpgroups compute"),
+    Golden("d128-bf16-causal", "forward", "sm90", "queries in registers; work from a counter"),
 )
 
 

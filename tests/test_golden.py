@@ -34,6 +34,7 @@ def test_renders_are_repeatable(rendered):
 def test_every_feature_and_pass_is_shown():
     shown = {(golden.target, golden.pass_name) for golden in GOLDENS}
     assert {(t, p) for t in ("cpu", "sm80") for p in ("forward", "backward")} <= shown
+    assert ("sm90", "forward") in shown
     variants = [parse_key(golden.key) for golden in GOLDENS]
     assert any(v.causal for v in variants) and any(v.dropout for v in variants)
     assert any(v.deterministic for v in variants)

@@ -21,7 +21,11 @@ from flashgen.generator.spec_fields import SpecFields
 from flashgen.runtime import knobs
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/catalogue.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{file.name}" for file in sorted((ROOT / "docs").glob("*.md"))),
+)
 README = (ROOT / "README.md").read_text("utf-8")
 
 

@@ -32,7 +32,7 @@ def plans(variant, target, passes=("backward", "forward")):
     return [plan(variant, name, parse_target(target)) for name in passes]
 
 
-@pytest.mark.parametrize("target", ["cpu", "sm80"])
+@pytest.mark.parametrize("target", ["cpu", "sm80", "sm90"])
 @pytest.mark.parametrize("variant", [*KEYS, export_program.documents("fp16")], ids=name_of)
 def test_files_need_nothing_of_flashgen(variant, target):
     files = export(plans(variant, target))

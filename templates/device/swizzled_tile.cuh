@@ -1,0 +1,71 @@
+// A tile of 16-bit elements in shared memory as the tensor memory accelerator leaves it and as
+// wgmma reads it.
+//
+// It is pages of 64 columns; a page's row is 128 bytes, in which the 16-byte chunk c of row r lies
+// at place c ^ (r % 8). Eight rows are 1024 bytes, to which every tile is aligned.
+#pragma once
+
+#include "device/ptx.cuh"
+#include "device/tensor_map.cuh"
+
+namespace flashgen {
+
+// kRows x kCols elements; the last page has columns beyond kCols where that is no multiple of 64.
+template <int kRows_, int kCols_>
+struct SwizzledTile {
+    static constexpr int kRows = kRows_;
+    static constexpr int kCols = kCols_;
+    static constexpr int kPages = (kCols + kPageCols - 1) / kPageCols;
+    static constexpr int kPageBytes = kRows * 128;
+    static constexpr int kBytes = kPages * kPageBytes;
+    static_assert(kRows % 8 == 0 && kRows <= 256, "whole swizzle atoms, and one box a page");
+
+    uint32_t base;  // address in shared memory
+
+    // Starts copying rows [row, row + kRows) of (head, batch); kBytes arrive at `full`.
+    __device__ __forceinline__ void load(const TensorMap& map, Barrier full, int row, int head,
+                                         int batch) const {
+#pragma unroll
+        for (int page = 0; page < kPages; ++page) {
+            load_box(base + page * kPageBytes, map, full, page * kPageCols, row, head, batch);
+        }
+    }
+
+    // ---- Descriptors of wgmma's operands, 16 elements deep ----
+    // Columns [k, k + 16) as the depth of the product, rows as A's rows or B's columns.
+    __device__ __forceinline__ uint64_t depth_columns(int k) const {
+        return descriptor(16, k / kPageCols * kPageBytes + k % kPageCols * 2);
+    }
+    // Rows [k, k + 16) as the depth, columns as B's columns.
+    __device__ __forceinline__ uint64_t depth_rows(int k) const {
+        return descriptor(kPageBytes, k * 128);
+    }
+
+    // The 16 x 16 block at (row, col) as the A operand of a product whose warps own 16 rows each.
+    __device__ __forceinline__ void load_a(uint32_t (&a)[4], int row, int col, int lane) const {
+        const int at = row + lane % 16;
+        const int chunk = col % kPageCols / 8 + lane / 16;
+        ldmatrix_x4(a, base + col / kPageCols * kPageBytes + at * 128 + ((chunk ^ at % 8) * 16));
+    }
+
+    // Zeroes the rows for which hidden(row); a warpgroup's threads share the work.
+    template <typename Hidden>
+    __device__ __forceinline__ void clear_rows(Hidden hidden) const {
+#pragma unroll 1
+        for (int chunk = threadIdx.x % 128; chunk < kBytes / 16; chunk += 128) {
+            if (hidden(chunk / 8 % kRows)) st_shared_zero_16(base + chunk * 16);
+        }
+    }
+
+  private:
+    // Address and strides in units of 16 bytes: eight rows are 1024 bytes, `leading` is the step
+    // between pages where columns are B's; the last field is the 128-byte swizzle. Only the low
+    // half varies, and an address within shared memory never carries out of its field.
+    __device__ __forceinline__ uint64_t descriptor(int leading, int offset) const {
+        const uint32_t low = (base >> 4) + ((offset >> 4) + (leading >> 4 << 16));
+        const uint32_t high = 1024 / 16 | 1u << 30;
+        return uint64_t{high} << 32 | low;
+    }
+};
+
+}  // namespace flashgen

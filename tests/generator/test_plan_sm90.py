@@ -1,0 +1,88 @@
+"""generator/plan/sm90.py: what ships fits the target, and what doesn't fit names its limit."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from flashgen.generator.arch import TARGETS
+from flashgen.generator.errors import PlanError, TargetError
+from flashgen.generator.plan import candidates, plan
+from flashgen.generator.variant import Variant, parse_key
+
+SM90 = TARGETS["sm90"]
+LAUNCH_REGISTERS = 65_536
+
+
+def make(key, **pins):
+    return plan(parse_key(key), "forward", SM90, pins=pins)
+
+
+def test_every_size_fits():
+    for size in range(8, 257, 8):
+        for size_v in {size, 8, 128, 256}:
+            for bits in (0, 8, 16):
+                variant = Variant(size, size_v, "bf16", True, bits)
+                found = plan(variant, "forward", SM90)
+                assert found.family == "sm90"
+                assert found.smem_bytes <= SM90.max_smem_bytes
+                assert found == next(iter(candidates(variant, "forward", SM90)))
+
+
+def test_registers_are_those_of_the_launch():
+    for tile_m in (64, 128, 192):
+        for key in ("d32-bf16", "d32-bf16-blockmask128x128"):
+            (config,) = make(key, tile_m=tile_m, tile_n=32, num_stages=2).configs
+            threads = 128 * (config.num_groups + 1)
+            start = LAUNCH_REGISTERS // threads // 8 * 8
+            after = config.producer_registers + config.num_groups * config.consumer_registers
+            assert after <= start * (config.num_groups + 1)
+            for registers in (config.producer_registers, config.consumer_registers):
+                assert registers % 8 == 0 and 24 <= registers <= 256
+
+
+def test_buffers_do_not_overlap():
+    buffers = make("d72-bf16-causal-blockmask64x64-dropout").smem
+    for before, after in zip(buffers, buffers[1:], strict=False):
+        assert before.offset_bytes + before.size_bytes <= after.offset_bytes
+    tiles = [buffer for buffer in buffers if buffer.name in ("q", "k", "v")]
+    assert all(buffer.offset_bytes % 1024 == 0 for buffer in tiles)
+
+
+def test_a_call_chooses_between_configurations():
+    found = make("d64-bf16-causal")
+    assert [str(tiles) for tiles in found.choice] == [
+        "192x128, 3 stages",
+        "128x128, 2 stages, Q in registers",
+    ]
+    assert [config.tile_m for config in found.configs] == [192, 128]
+    assert all(config.smem_bytes <= SM90.max_smem_bytes for config in found.configs)
+    assert len({config.name for config in found.configs}) == 2
+    assert found.describe()["choice"] == [str(tiles) for tiles in found.choice]
+    pinned = make("d64-bf16-causal", tile_n=96)
+    assert not pinned.choice and [config.tile_n for config in pinned.configs] == [96]
+
+
+def test_the_backward_says_why_it_is_of_another_family():
+    found = plan(parse_key("d64-bf16"), "backward", SM90)
+    assert found.family == "sm80" and "family sm90 has no backward yet" in found.reason
+    assert plan(parse_key("d64-bf16"), "forward", SM90, family="sm80").family == "sm80"
+    with pytest.raises(TargetError, match="can't run on target sm80"):
+        plan(parse_key("d64-bf16"), "forward", TARGETS["sm80"], family="sm90")
+
+
+@pytest.mark.parametrize(
+    ("key", "pins", "message"),
+    [
+        ("d256-bf16", {"tile_n": 128}, "registers a thread, 2 warpgroups have 232"),
+        ("d128-bf16", {"tile_m": 192, "tile_n": 96}, "3 warpgroups have 160"),
+        ("d64-bf16", {"tile_m": 256}, "tile_m 64, 128 or 192"),
+        ("d64-bf16-dropout", {"tile_n": 80}, "tile_n in multiples of 32"),
+        ("d64-bf16", {"num_stages": 7}, "shared memory, sm90 allows 232448"),
+        ("d64-bf16", {"stages": 2}, "expected one of"),
+    ],
+)
+def test_a_pin_that_does_not_fit_names_the_limit(key, pins, message):
+    with pytest.raises(PlanError, match=re.escape(message)):
+        make(key, **pins)

@@ -1,0 +1,72 @@
+"""What ptxas and nvcc make of the sm90 family: no lost speed, and the instructions it is about."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+
+import pytest
+
+from flashgen.generator.arch import TARGETS
+from flashgen.generator.plan import plan
+from flashgen.generator.variant import parse_key
+from flashgen.runtime.build import BuildRequest, build
+from flashgen.runtime.cache import Cache
+from flashgen.runtime.toolchain import find_cuda_tool
+
+pytestmark = pytest.mark.nvcc
+KEYS = ("d64-bf16", "d128-bf16-causal", "d256-fp16-dropout")
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory):
+    """Built strictly: a spill, or a warning that wgmma is serialised, fails the build."""
+    cache = Cache(tmp_path_factory.mktemp("cache"))
+    requests = [BuildRequest(parse_key(k), "forward", TARGETS["sm90"], strict=True) for k in KEYS]
+    return dict(zip(KEYS, build(requests, cache=cache), strict=True))
+
+
+@pytest.fixture(scope="module")
+def instructions(artifacts):
+    """The instructions of a key's kernel, in order."""
+    tool = find_cuda_tool("cuobjdump")
+    if tool is None:
+        pytest.skip("needs cuobjdump (extra: dev)")
+    found = {}
+    for key, artifact in artifacts.items():
+        done = subprocess.run(
+            [tool, "-sass", artifact.library], capture_output=True, text=True, check=True
+        )
+        found[key] = _INSTRUCTION.findall(done.stdout)
+    return found
+
+
+def products_of(key):
+    """Products of a step of each configuration."""
+    variant = parse_key(key)
+    configs = plan(variant, "forward", TARGETS["sm90"]).configs
+    return [-(-variant.head_dim // 16) + config.tile_n // 16 for config in configs]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_hardwares_instructions_are_there(instructions, key):
+    counts = Counter(name.split(".")[0] for name in instructions[key])
+    variant = parse_key(key)
+    configs = plan(variant, "forward", TARGETS["sm90"]).configs
+    # each product is there at least twice: in the loop, and before or after it
+    assert counts["HGMMA"] >= 2 * sum(products_of(key))
+    assert counts["USETMAXREG"] == 2 * len(configs)
+    pages = -(-variant.head_dim // 64)
+    assert counts["UTMALDG"] == pages * sum(2 + config.num_groups for config in configs)
+    assert counts["LDL"] == counts["STL"] == 0
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_products_of_a_step_are_issued_without_a_wait(instructions, key):
+    """S of a tile and P V of the one before run at once; then comes the wait for S alone."""
+    products = [n for n in instructions[key] if n.startswith(("HGMMA", "WARPGROUP.DEPBAR"))]
+    runs = "".join(name[0] for name in products).split("W")
+    for count in products_of(key):
+        assert "H" * count in runs, runs
