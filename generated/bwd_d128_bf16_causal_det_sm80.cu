@@ -245,10 +245,10 @@ __global__ void __launch_bounds__(kDeltaThreads, 1)
 }
 
 // ---- dQ: in a kernel of its own, so that no sum depends on the order of thread blocks ----
-constexpr int kDqAtoms = 2;  // blocks of 16 queries of a warp
-constexpr int kDqTileM = 128;  // queries of a thread block
+constexpr int kDqAtoms = 1;  // blocks of 16 queries of a warp
+constexpr int kDqTileM = 64;  // queries of a thread block
 constexpr int kDqTileN = 32;  // keys of a step
-constexpr int kDqStages = 1;  // tiles of K and V in flight
+constexpr int kDqStages = 2;  // tiles of K and V in flight
 constexpr int kDqThreads = 2 * kDqTileM / kDqAtoms;
 
 using DqQTile = SmemTile<kDqTileM, 128>;

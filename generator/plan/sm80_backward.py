@@ -137,7 +137,20 @@ class Sm80BackwardPlan(Sm80Plan):
     @property
     def finds_bounds_anew(self) -> bool:
         """Whether each step computes which queries see the keys, where registers are short."""
-        return max(self.padded_qk, self.padded_v) > 128 and not self.walks_tiles
+        return max(self.padded_qk, self.padded_v) > 192 and not self.walks_tiles
+
+    @property
+    def recomputed(self) -> str:
+        """Where lanes' addresses are computed anew, since with nvcc 13.0 held ones spill.
+
+        "step": from the first product of a step; "rest": behind its barrier; "" nowhere.
+        """
+        columns = max(self.padded_qk, self.padded_v)
+        if self.head_splits == 1:
+            return ""
+        if self.walks_tiles or 128 < columns <= 192:
+            return "step"
+        return "rest" if self.variant.dropout or columns < 128 else ""
 
     @property
     def stores_ds(self) -> bool:
@@ -157,7 +170,8 @@ class Sm80BackwardPlan(Sm80Plan):
         deterministic variant's dQ kernel has all columns in a warp.
         """
         if self.variant.deterministic:
-            return 2 if self.padded_qk <= 128 and self.program.score is None else 1
+            widest = 128 if self.target.capability >= (9, 0) else 112  # two spill above
+            return 2 if self.padded_qk <= widest and self.program.score is None else 1
         legal = [n for n in (1, 2, 4) if self._dq_blocks(n)]
         return min(legal, key=lambda n: (n * self._dq_blocks(n), n + self._dq_blocks(n)), default=1)
 
@@ -240,6 +254,7 @@ def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]
     # tile_m, num_warps, key_atoms, head_splits, score_splits, num_stages, min_blocks
     program = program_for(variant)
     walks = _walks_tiles(program)
+    older = target.capability < (9, 0)
     if columns <= 128 and program.gradients:  # their sums take registers
         shapes = [(64, 8, 1, 1, 1, 2, 1) if columns <= 64 else (32, 8, 1, 1, 2, 2, 1)]
     elif columns <= 64:
@@ -251,7 +266,7 @@ def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]
         splits = 2 if walks else 1
         shapes = [(64, 8, 2, 2, splits, 2, 1), (64, 8, 2, 2, splits, 1, 1)]
     else:
-        splits = 2 if walks else 1
+        splits = 2 if walks or older else 1
         shapes = [
             (64, 8, 1, 2, splits, 2, 1),
             (64, 8, 1, 2, splits, 1, 1),
