@@ -300,9 +300,12 @@ def usable(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` itself where a kernel can read it, else a contiguous copy.
 
     A kernel needs a contiguous last dimension and, on a GPU, rows that start at multiples of
-    16 bytes. Every other stride is taken as it is.
+    16 bytes and have memory of their own (sm90's tensor maps know no stride of 0 between rows).
+    Every other stride is taken as it is.
     """
     if tensor.is_cuda:
+        if tensor.shape[-3] > 1 and tensor.stride(-3) == 0:
+            return tensor.clone(memory_format=torch.contiguous_format)
         step = ALIGNMENT_BYTES // tensor.element_size()
         for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
             if size > 1 and stride % step:

@@ -364,6 +364,7 @@ def _forward(variant: Variant) -> Iterator[tuple[Tiles, ...]]:
         yield (Tiles(192, 96),)
     if columns <= 128:
         yield (Tiles(128, 128, hold_q=True),)
+        yield (Tiles(192, 80, 3),)
         yield (Tiles(192, 80),)
     if columns > 192:
         yield (Tiles(128, 64),)

@@ -211,6 +211,20 @@ def test_views_that_are_not_aligned_are_copied(run, inputs, key):
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def test_inputs_that_are_expanded(run, inputs):
+    key = "d64-bf16-causal-det"
+    q, k, v, dout = inputs(key, 2, 130, 130)
+    for axes in ((0,), (1,), (2,), (0, 1, 2)):
+        views = []
+        for tensor in (q, k, v):
+            small = tensor
+            for axis in axes:
+                small = small.narrow(axis, 0, 1)
+            views.append(small.expand_as(tensor))
+        found, expected = run(key, *views, dout), run(key, *(t.contiguous() for t in views), dout)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_gradients_that_arrive_expanded(run, inputs):
     key = "d64-bf16-causal-det"
     q, k, v, dout = inputs(key, 2, 130, 130)
