@@ -275,6 +275,7 @@ def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]
         ]
     if columns <= 128:
         shapes += [(32, 8, 1, 1, 1, 2, 1), (32, 4, 1, 1, 1, 2, 1), (32, 4, 1, 1, 1, 1, 1)]
+    small = target.max_smem_bytes < 128 * 1024  # their compilers hold more ahead, and spill
     for tile_m, num_warps, key_atoms, head_splits, score_splits, num_stages, min_blocks in shapes:
         yield {
             "tile_m": tile_m,
@@ -282,7 +283,7 @@ def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]
             "num_warps": num_warps,
             "key_atoms": key_atoms,
             "head_splits": head_splits,
-            "score_splits": score_splits,
+            "score_splits": 2 if small and head_splits == 1 else score_splits,
             "num_stages": num_stages,
             "min_blocks": min_blocks,
         }
