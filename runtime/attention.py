@@ -66,11 +66,11 @@ def attention(
     head_dim, head_dim_v = _head_dims(q, k, v)
     _check_switches(causal=causal, deterministic=deterministic)
     variant = Variant(
-        _padded("q", head_dim),
-        _padded("v", head_dim_v),
-        _dtype_name(q),
+        padded_head_dim("q", head_dim),
+        padded_head_dim("v", head_dim_v),
+        checked_dtype(q),
         causal,
-        _dropout_bits(dropout_p),
+        dropout_bits(dropout_p),
         deterministic,
         window=None if window is None else Window(runtime=True),
         softcap=None if softcap is None else "runtime",
@@ -173,7 +173,7 @@ def _kernel(key: str, device: str) -> Kernel:
     return load(key, device)
 
 
-def _padded(name: str, head_dim: int) -> int:
+def padded_head_dim(name: str, head_dim: int) -> int:
     """``head_dim`` rounded up to what kernels are made for."""
     if not 1 <= head_dim <= MAX_HEAD_DIM:
         raise ArgumentError(
@@ -183,7 +183,8 @@ def _padded(name: str, head_dim: int) -> int:
     return -(-head_dim // HEAD_DIM_STEP) * HEAD_DIM_STEP
 
 
-def _dtype_name(q: torch.Tensor) -> str:
+def checked_dtype(q: torch.Tensor) -> str:
+    """The name of q's dtype, which its device has kernels for."""
     name = _DTYPE_NAMES.get(q.dtype)
     allowed = ("fp16", "bf16") if q.is_cuda else tuple(arguments.TORCH_DTYPES)
     if name is None or name not in allowed:
@@ -194,7 +195,7 @@ def _dtype_name(q: torch.Tensor) -> str:
     return name
 
 
-def _dropout_bits(dropout_p: float) -> int:
+def dropout_bits(dropout_p: float) -> int:
     """The bits that give ``dropout_p`` a threshold of its own; 0 without dropout."""
     number = isinstance(dropout_p, int | float) and not isinstance(dropout_p, bool)
     if not number or not 0 <= dropout_p <= 1:

@@ -59,6 +59,11 @@ def shipped_templates() -> Path:
     return Path(str(resources.files("flashgen.templates")))
 
 
+def integration_bodies() -> Path:
+    """The file of the masks and biases that integrations put variants together from."""
+    return Path(str(resources.files("flashgen.integrations"))) / "bodies.yaml"
+
+
 def generated_folder() -> Path:
     """The folder of committed renderings in this checkout or unpacked sdist.
 

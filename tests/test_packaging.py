@@ -32,7 +32,12 @@ def tree() -> set[str]:
         for folder, pattern in SHIPPED
         for path in (package / folder).rglob(pattern)
     }
-    return files | {f"flashgen/cli/{path.name}" for path in (package / "cli").glob("*.py")}
+    own = [("cli", "*.py"), ("integrations", "*.py"), ("integrations", "*.yaml")]
+    return files | {
+        f"flashgen/{folder}/{path.name}"
+        for folder, pattern in own
+        for path in (package / folder).glob(pattern)
+    }
 
 
 def has_recent_setuptools() -> bool:

@@ -1,0 +1,1 @@
+"""Hosts that call attention -> flashgen's kernels: one module for each host."""

@@ -1,0 +1,115 @@
+"""What a call has -> the variant that it needs, its kernel built on first use.
+
+A choice says which arguments are there, never what they are: the number of variants that a model
+needs is that of its kinds of layers and batches, whatever its lengths, windows and caps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+from ..generator.body import Body, CaptureDtype
+from ..generator.spec import load_specs
+from ..generator.variant import PASSES, Variant, Window
+from ..runtime.captures import Signature, signature_of
+from ..runtime.kernel import Kernel
+from ..runtime.paths import integration_bodies
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which variant a call needs.
+
+    Attributes:
+        head_dim: of q and k, padded to what kernels are made for.
+        head_dim_v: of v, likewise.
+        dtype: of q, k and v.
+        causal: without a window: bottom-right aligned.
+        window: both sides are arguments; causal is then a right side of 0.
+        varlen: packed by cu_seqlens.
+        softcap: there is one, an argument.
+        sink: as the variant's.
+        mask: "", or the name of the mask in bodies.yaml.
+        bias: "", or the name of the score in bodies.yaml.
+        bias_dtype: of the bias; fp32 without one.
+        bias_grad: whether it needs its gradient.
+        dropout_bits: as the variant's.
+        deterministic: as the variant's.
+    """
+
+    head_dim: int
+    head_dim_v: int
+    dtype: str
+    causal: bool = False
+    window: bool = False
+    varlen: bool = False
+    softcap: bool = False
+    sink: str = ""
+    mask: str = ""
+    bias: str = ""
+    bias_dtype: CaptureDtype = "fp32"
+    bias_grad: bool = False
+    dropout_bits: int = 0
+    deterministic: bool = False
+
+
+@cache
+def variant_of(choice: Choice) -> Variant:
+    """The attention function of ``choice``."""
+    return Variant(
+        choice.head_dim,
+        choice.head_dim_v,
+        choice.dtype,
+        causal=choice.causal and not choice.window,
+        dropout_bits=choice.dropout_bits,
+        deterministic=choice.deterministic,
+        layout="varlen" if choice.varlen else "dense",
+        window=Window(runtime=True) if choice.window else None,
+        softcap="runtime" if choice.softcap else None,
+        sink=choice.sink,  # type: ignore[arg-type]
+        body=_body(choice),
+    )
+
+
+def find_signature(choice: Choice) -> Signature:
+    """How calls of the variant of ``choice`` are made."""
+    return signature_of(variant_of(choice))
+
+
+@cache
+def find_kernel(choice: Choice, device: str, with_backward: bool) -> Kernel:
+    """The kernel of ``choice``, built and loaded for ``device``.
+
+    A model that only runs forward never waits for a backward pass to be built.
+    """
+    passes = PASSES if with_backward else PASSES[:1]
+    return Kernel(variant_of(choice), torch.device(device), passes=passes)
+
+
+def _body(choice: Choice) -> Body | None:
+    """The mask and the score of ``choice`` in one body."""
+    mask = _bodies()[choice.mask] if choice.mask else None
+    bias = _bodies()[choice.bias] if choice.bias else None
+    if bias is not None:
+        (capture,) = bias.captures
+        capture = replace(capture, dtype=choice.bias_dtype, grad=choice.bias_grad)
+        bias = replace(bias, captures=(capture,))
+    if mask is None or bias is None:
+        return mask or bias
+    captures = sorted((*mask.captures, *bias.captures), key=lambda capture: capture.name)
+    return replace(mask, captures=tuple(captures), score=bias.score)
+
+
+@cache
+def _bodies() -> dict[str, Body]:
+    """The bodies of bodies.yaml by name."""
+    file = integration_bodies()
+    found = {}
+    for spec in load_specs(file.read_text("utf-8"), str(file)):
+        (variant,) = spec.variants
+        assert variant.body is not None
+        found[spec.name] = variant.body
+    return found
