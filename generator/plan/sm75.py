@@ -72,6 +72,14 @@ class Sm75BackwardPlan(Sm80BackwardPlan):
         return self.copy == STAGED
 
     @property
+    def recomputed(self) -> str:
+        """Where lanes' addresses are computed anew; see `Sm80BackwardPlan`."""
+        columns = max(self.variant.head_dim, self.variant.head_dim_v)
+        if columns <= 224:
+            return super().recomputed
+        return "rest" if columns == 256 else "step"  # the other spills 8 to 20 bytes
+
+    @property
     def dq_stages(self) -> int:
         """Tiles of K and V in the separate dQ kernel."""
         return 1
@@ -148,9 +156,12 @@ def _forward(variant: Variant) -> Iterator[dict[str, Any]]:
         shapes = [(128, 64, 4, STAGED), (64, 64, 4, STAGED), (64, 32, 4, STAGED)]
     elif columns <= 128:
         shapes = [(128, 32, 4, STAGED), (64, 64, 4, STAGED), (64, 32, 4, STAGED)]
-        if columns > 112 and (variant.head_dim % 16 or program.score or program.captures):
+        program_reads = program.score is not None or bool(program.captures)
+        if columns > 112 and (variant.head_dim % 16 or program_reads):
             del shapes[0]
-    elif columns <= 200:
+        elif columns > 96 and variant.dropout:  # random bits
+            del shapes[0]
+    elif columns <= (176 if variant.dropout else 200):
         shapes = [(64, 32, 4, STAGED), (64, 16, 4, STAGED)]
     else:
         shapes = [(64, 32, 4, DIRECT), (64, 16, 4, STAGED), (48, 32, 3, DIRECT)]
@@ -166,14 +177,14 @@ def _forward(variant: Variant) -> Iterator[dict[str, Any]]:
 def _backward(variant: Variant) -> Iterator[dict[str, Any]]:
     """Tiles in order of preference.
 
-    What spills with nvcc 13.0 is left out. Shared memory decides the rest: above 112 columns two
+    What spills with nvcc 13.0 is left out. Shared memory decides the rest: above 80 columns two
     warps share their keys, above 224 there is room for 16 of them.
     """
     columns = max(variant.head_dim, variant.head_dim_v)
     # tile_m, num_warps, key_atoms, head_splits, score_splits
     if columns <= 64:
         shapes = [(32, 4, 2, 1, 2, STAGED), (32, 4, 1, 1, 1, STAGED)]
-    elif columns <= 112:
+    elif columns <= 80:
         shapes = [(32, 4, 1, 1, 1, STAGED), (16, 4, 1, 1, 1, STAGED)]
     elif columns <= 128:
         shapes = [(32, 8, 1, 2, 1, STAGED), (16, 4, 1, 1, 1, STAGED)]

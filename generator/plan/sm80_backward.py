@@ -170,7 +170,7 @@ class Sm80BackwardPlan(Sm80Plan):
         deterministic variant's dQ kernel has all columns in a warp.
         """
         if self.variant.deterministic:
-            widest = 128 if self.target.capability >= (9, 0) else 112  # two spill above
+            widest = 128 if self.target.capability[0] == 9 else 112  # two spill above
             return 2 if self.padded_qk <= widest and self.program.score is None else 1
         legal = [n for n in (1, 2, 4) if self._dq_blocks(n)]
         return min(legal, key=lambda n: (n * self._dq_blocks(n), n + self._dq_blocks(n)), default=1)
@@ -254,25 +254,29 @@ def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]
     # tile_m, num_warps, key_atoms, head_splits, score_splits, num_stages, min_blocks
     program = program_for(variant)
     walks = _walks_tiles(program)
-    older = target.capability < (9, 0)
+    hopper = target.capability[0] == 9  # the others' compilers hold more ahead, and spill
+    later = target.capability >= (10, 0)
     if columns <= 128 and program.gradients:  # their sums take registers
-        shapes = [(64, 8, 1, 1, 1, 2, 1) if columns <= 64 else (32, 8, 1, 1, 2, 2, 1)]
+        splits = 2 if later else 1
+        shapes = [(64, 8, 1, 1, splits, 2, 1) if columns <= 64 else (32, 8, 1, 1, 2, 2, 1)]
     elif columns <= 64:
         splits = 2 if _is_plain(variant, program) else 4  # all others spill with 32 queries at once
         shapes = [(64, 4, 2, 1, splits, 1, 2), (64, 8, 1, 1, 1, 2, 1)]
     elif columns <= 80:
         shapes = [(64, 8, 1, 1, 1, 2, 1)]
     elif columns <= 128:
-        splits = 2 if walks else 1
+        splits = 2 if walks or later else 1
         shapes = [(64, 8, 2, 2, splits, 2, 1), (64, 8, 2, 2, splits, 1, 1)]
     else:
-        splits = 2 if walks or older else 1
+        splits = 1 if hopper and not walks else 2
         shapes = [
             (64, 8, 1, 2, splits, 2, 1),
             (64, 8, 1, 2, splits, 1, 1),
             (32, 8, 1, 2, 1, 1, 1),
             (32, 4, 1, 2, 1, 1, 1),
         ]
+        if later and columns > 192:
+            del shapes[:2]
     if columns <= 128:
         shapes += [(32, 8, 1, 1, 1, 2, 1), (32, 4, 1, 1, 1, 2, 1), (32, 4, 1, 1, 1, 1, 1)]
     small = target.max_smem_bytes < 128 * 1024  # their compilers hold more ahead, and spill

@@ -87,25 +87,27 @@ def forward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]
 
     A program's loads are in flight for several elements at once, which takes registers: one row
     block a warp where the score reads a tensor at each element (with nvcc 13.0, 60 bytes spill at
-    d80 else) or, above 96 columns, at a row or a column (4 bytes at d128); and there from sm100 up,
-    whose compiler asks for more of them ahead, where the mask does.
+    d80 else) or, above 96 columns, at a row or a column (4 bytes at d128). From sm100 up the
+    compiler fetches more ahead: there it is one, above 96 columns, where the mask reads a tensor or
+    tests tiles (16 to 64 bytes), and a sink leaves no room for 128 keys (16 bytes).
     """
     columns = max(variant.head_dim, variant.head_dim_v)
     program = program_for(variant)
     reads = read_levels(program)
+    later = target.capability >= (10, 0)
     plain = program.score is None and program.tile_test is None and variant.layout != "varlen"
     # tile_m, tile_n, num_warps, key_splits, min_blocks
     shapes = [(m, n, w, 1, 1) for m, n, w in ((128, 64, 4), (128, 32, 4), (128, 64, 8))]
     small = [(64, 64, 4, 1, 1), (64, 32, 4, 1, 1)]
     if columns > 128:  # at 256, H200: 251 TFLOP/s with shared queries, 254 without
         shapes = [(64, 64, 4, 2 if columns <= 224 else 1, 2), (128, 64, 8, 2, 1)]
-    elif (columns > 64 and "score" in reads) or (
-        columns > 96 and ("line" in reads or (reads and target.capability >= (10, 0)))
+    elif ((columns > 64 or later) and "score" in reads) or (
+        columns > 96 and ("line" in reads or (later and (reads or program.tile_test is not None)))
     ):
         shapes.insert(0, shapes.pop(2))
     elif columns > 96 and variant.dropout:  # 64 keys and random bits spill
         del shapes[0]
-    elif columns <= 64 and plain and not variant.dropout:
+    elif columns <= 64 and plain and not variant.dropout and not (later and variant.sink):
         shapes.insert(0, (128, 128, 4, 1, 1))
     for tile_m, tile_n, num_warps, key_splits, min_blocks in shapes + small:
         yield {

@@ -13,7 +13,7 @@ CHOSEN = {
     "sm75": ("d64-fp16-causal", "d128-fp16", "d256-fp16-causal-dropout-det"),
     "sm86": ("d64-fp16-causal", "d128-bf16", "d192v128-bf16-causal"),
     "sm89": ("d128-fp16-causal",),
-    "sm120": ("d128-bf16-causal",),
+    "sm120": ("d64-bf16-causal", "d128-bf16-causal"),
 }
 
 

@@ -49,7 +49,7 @@ def test_each_shipped_spec_says_where_it_comes_from(shipped):
         assert Path(spec.path).read_text(encoding="utf-8").startswith("# "), spec.path
 
 
-@pytest.mark.parametrize("target", ["cpu", "sm75", "sm80", "sm90"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_shipped_specs_have_plans(shipped, target):
     assert target in buildable_targets()
     for entry in shipped.entries:
@@ -60,7 +60,9 @@ def test_shipped_specs_have_plans(shipped, target):
         assert target == "cpu" or entry.variant.dtype in GPU_DTYPES
         for pass_name in entry.spec.passes:
             pins = dict(entry.spec.pins_for(target, pass_name))
-            plan(entry.variant, pass_name, TARGETS[target], pins=pins)
+            found = plan(entry.variant, pass_name, TARGETS[target], pins=pins)
+            assert found.smem_bytes <= TARGETS[target].max_smem_bytes
+            assert found.registers_estimate <= TARGETS[target].max_registers
 
 
 def test_by_key_name_and_parsed_key(shipped):
