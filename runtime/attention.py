@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -11,9 +12,9 @@ from torch.nn.functional import pad
 
 from ..generator.errors import ArgumentError
 from ..generator.variant import HEAD_DIM_STEP, MAX_HEAD_DIM, Variant, Window, parse_key
-from . import arguments, ops
+from . import arguments, bodies, ops
 from .captures import NO_EXTRAS, Signature, refuse_lost_gradients, signature_of
-from .kernel import Kernel, load
+from .kernel import ForwardResult, Kernel, load
 
 _DTYPE_NAMES = {dtype: name for name, dtype in arguments.TORCH_DTYPES.items()}
 
@@ -77,23 +78,55 @@ def attention(
         alibi=alibi_slopes is not None,
         sink="" if sink is None else "learned" if sink.requires_grad else "fixed",
     )
-    scale = 1 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale
+    given = _given(window, softcap, alibi_slopes, sink)
+    out, lse, _ = call_variant(variant, q, k, v, softmax_scale, dropout_p, given)
+    return (out, lse) if return_lse else out
+
+
+def call_variant(
+    variant: Variant,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float | None,
+    dropout_p: float,
+    given: Mapping[str, Any],
+    mark: str = "",
+) -> ForwardResult:
+    """Attention by the kernel of ``variant``, built on first use; differentiable in out and lse.
+
+    Args:
+        variant: of presets, with the head sizes of q and v rounded up to what kernels are made for.
+        q: as ``Kernel.forward`` takes it, but of any head size up to the variant's; k and v too.
+        k: likewise.
+        v: likewise.
+        softmax_scale: default 1 / sqrt of the head size that q has.
+        dropout_p: as ``Kernel.forward`` takes it.
+        given: the keyword arguments that the variant has by its spec.
+        mark: what the key has behind the presets; of `bodies.mark_of`.
+
+    Raises:
+        ArgumentError: says which argument is wrong and what was expected.
+    """
+    head_dim, head_dim_v = q.shape[-1], v.shape[-1]
+    if softmax_scale is None:
+        softmax_scale = 1 / math.sqrt(head_dim)
     if variant.head_dim != head_dim:
         q, k = (pad(t, (0, variant.head_dim - head_dim)) for t in (q, k))
     if variant.head_dim_v != head_dim_v:
         v = pad(v, (0, variant.head_dim_v - head_dim_v))
-    call = arguments.prepare(variant, q, k, v, scale, dropout_p)
+    key = variant.key + mark
+    call = arguments.prepare(variant, q, k, v, softmax_scale, dropout_p)
     extras = NO_EXTRAS
-    given = _given(window, softcap, alibi_slopes, sink)
     if given:
-        signature = _signature(variant.key)
+        signature = _signature(key)
         extras = signature.bind(q, k, given)
         if torch.is_grad_enabled():
             refuse_lost_gradients(signature, extras)
-    handle = _handle(variant.key, str(q.device))  # builds: so after every check
+    handle = _handle(key, str(q.device))  # builds: so after every check
     out, lse = ops.attend(handle, q, k, v, *call, extras.tensors, extras.numbers)
     out = out[..., :head_dim_v] if variant.head_dim_v != head_dim_v else out
-    return (out, lse) if return_lse else out
+    return ForwardResult(out, lse, call[0])
 
 
 def _check_switches(**switches: object) -> None:
@@ -159,7 +192,7 @@ def _handle(key: str, device: str) -> str:
 
 def find_signature(key: str) -> Signature:
     """How calls of the variant of ``key`` are made."""
-    return signature_of(parse_key(key))
+    return signature_of(bodies.variant_of(key) or parse_key(key))
 
 
 def find_handle(key: str, device: str) -> str:
@@ -170,7 +203,8 @@ def find_handle(key: str, device: str) -> str:
 @cache
 def _kernel(key: str, device: str) -> Kernel:
     """One kernel for each device, so that a first use builds outside of any graph."""
-    return load(key, device)
+    variant = bodies.variant_of(key)
+    return load(key, device) if variant is None else Kernel(variant, torch.device(device))
 
 
 def padded_head_dim(name: str, head_dim: int) -> int:

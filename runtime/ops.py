@@ -180,8 +180,14 @@ class _Gradients(torch.autograd.Function):
 def runner_of(handle: str) -> Runner:
     """The runner of ``handle``; loaded where a graph of another process names it."""
     if handle not in _runners:
-        from .kernel import load
+        from .bodies import variant_of
+        from .devices import best_device
+        from .kernel import Kernel, load
 
         key, _, family = handle.partition("@")
-        load(key, family=family or None)
+        variant = variant_of(key)
+        if variant is None:
+            load(key, family=family or None)
+        else:
+            Kernel(variant, best_device(), family=family or None)
     return _runners[handle]
