@@ -38,7 +38,7 @@ class MaskKind:
     """
 
     axes: str
-    dtype: CaptureDtype
+    dtype: str
     grad: bool = False
 
 
@@ -65,7 +65,7 @@ def body_of(kind: MaskKind) -> Body:
 
 
 @cache
-def mark_of(axes: str, dtype: CaptureDtype, grad: bool) -> str:
+def mark_of(axes: str, dtype: str, grad: bool) -> str:
     """What the key of a variant with this kind of mask ends in."""
     return f"-{body_hash(body_of(MaskKind(axes, dtype, grad)))}"
 

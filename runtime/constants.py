@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from . import attention
+from . import attention, bodies
 from .captures import Signature
 
 constant_signature: Callable[[str], Signature] = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
@@ -18,4 +18,7 @@ constant_signature: Callable[[str], Signature] = torch.compiler.assume_constant_
 )
 constant_handle: Callable[[str, str], str] = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
     attention.find_handle
+)
+constant_mark: Callable[[str, str, bool], str] = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
+    bodies.mark_of
 )

@@ -32,11 +32,12 @@ def tree() -> set[str]:
         for folder, pattern in SHIPPED
         for path in (package / folder).rglob(pattern)
     }
-    own = [("cli", "*.py"), ("integrations", "*.py"), ("integrations", "*.yaml")]
+    own = [("cli", "*.py"), ("flash_attn", "*.py"), ("integrations", "*.py")]
+    own.append(("integrations", "*.yaml"))
     return files | {
-        f"flashgen/{folder}/{path.name}"
+        f"flashgen/{path.relative_to(package).as_posix()}"
         for folder, pattern in own
-        for path in (package / folder).glob(pattern)
+        for path in (package / folder).rglob(pattern)
     }
 
 

@@ -1,6 +1,6 @@
 """flashgen: specialised attention kernels from declarative specs.
 
-``load``, ``attention`` and ``Kernel`` import torch when they are first touched, so that the
+What ``__all__`` names beside the version imports torch when it is first touched, so that the
 command line stays quick.
 """
 
@@ -13,16 +13,26 @@ from .generator.version import VERSION as __version__
 if TYPE_CHECKING:
     from .runtime.attention import attention
     from .runtime.kernel import ForwardResult, Gradients, Kernel, load
+    from .runtime.sdpa import scaled_dot_product_attention
 
-__all__ = ["ForwardResult", "Gradients", "Kernel", "__version__", "attention", "load"]
+__all__ = [
+    "ForwardResult",
+    "Gradients",
+    "Kernel",
+    "__version__",
+    "attention",
+    "load",
+    "scaled_dot_product_attention",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .runtime import attention, kernel
+    from .runtime import attention, kernel, sdpa
 
-    found = attention.attention if name == "attention" else getattr(kernel, name)
+    places = {"attention": attention, "scaled_dot_product_attention": sdpa}
+    found = getattr(places.get(name, kernel), name)
     globals()[name] = found  # the next access doesn't come here
     return found
 

@@ -1,0 +1,216 @@
+"""A call of PyTorch's scaled_dot_product_attention -> the variant it needs, and its result."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from ..generator.errors import ArgumentError
+from ..generator.variant import Variant
+from .attention import call_variant, checked_dtype, dropout_bits, padded_head_dim
+from .bodies import CAPTURE, mark_of
+from .captures import CAPTURE_DTYPES
+
+_WHERE = "scaled_dot_product_attention"
+_MASK_DTYPES = {dtype: name for name, dtype in CAPTURE_DTYPES.items()}
+_AXES = "bhqk"
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """``torch.nn.functional.scaled_dot_product_attention`` by flashgen's kernels.
+
+    A mask is read as it is, broadcast dimensions included, and never copied to the size of the
+    scores. Where tiles of it are hidden throughout, as padding is, keys are neither loaded nor
+    multiplied; a mask that is the same for all queries is read once for each key.
+
+    Args:
+        query: (..., num_heads, seqlen_q, head_dim), fp16 or bf16; on the CPU also fp32 and fp64.
+        key: (..., num_heads_kv, seqlen_k, head_dim).
+        value: (..., num_heads_kv, seqlen_k, head_dim_v).
+        attn_mask: broadcastable to (..., num_heads, seqlen_q, seqlen_k): bool, true where a key is
+            seen, or a float that is added to the scores, and then differentiable. One of
+            ``torch.nn.attention.bias`` is a causal mask.
+        dropout_p: probability of dropping an element; torch's default generator seeds it.
+        is_causal: query i sees keys up to i; without attn_mask.
+        scale: what scores are multiplied by; default 1 / sqrt(head_dim).
+        enable_gqa: num_heads_kv may be a divisor of num_heads.
+
+    Returns:
+        (..., num_heads, seqlen_q, head_dim_v), differentiable; a row that sees no key is 0.
+
+    Raises:
+        ArgumentError: says which argument is wrong and what was expected.
+    """
+    causal: bool | str = "top_left" if is_causal else False
+    if attn_mask is not None:
+        if is_causal:
+            _refuse("attn_mask: expected None with is_causal=True, got a mask. Put them together")
+        attn_mask, causal = _without_bias_class(attn_mask)
+    query, key, value = _cast(query, key, value)
+    query_rank = query.dim()
+    lead, query, key, value = _in_four_dimensions(query, key, value)
+    _check_heads(query, key, enable_gqa)
+    if causal and query.shape[2] == key.shape[2]:
+        causal = True  # both alignments are one: one kernel
+    given: dict[str, Any] = {}
+    mark = ""
+    if attn_mask is not None:
+        sizes = (*query.shape[:3], key.shape[2])
+        mark, given[CAPTURE] = _mask(attn_mask, lead, sizes, query.dtype)
+    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    variant = Variant(
+        padded_head_dim("query", q.shape[3]),
+        padded_head_dim("value", v.shape[3]),
+        checked_dtype(q),
+        causal=causal,  # type: ignore[arg-type]
+        dropout_bits=dropout_bits(dropout_p),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    out = call_variant(variant, q, k, v, scale, dropout_p, given, mark).out.transpose(1, 2)
+    return out if query_rank == 4 else out.reshape(_shape(lead, out))
+
+
+def _without_bias_class(mask: torch.Tensor) -> tuple[torch.Tensor | None, bool | str]:
+    """(mask, causal) of ``mask``, which may be torch.nn.attention.bias's class of causal masks."""
+    if type(mask) is torch.Tensor or type(mask) is torch.nn.Parameter:
+        return mask, False
+    from torch.nn.attention.bias import CausalBias, CausalVariant
+
+    if not isinstance(mask, CausalBias):
+        return mask, False
+    return None, True if mask.variant == CausalVariant.LOWER_RIGHT else "top_left"
+
+
+def _cast(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """``tensors`` in autocast's dtype, as torch casts the arguments of its own."""
+    for name, tensor in zip(("query", "key", "value"), tensors, strict=True):
+        if not isinstance(tensor, torch.Tensor):
+            _refuse(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(kind)
+    return [t if t.dtype in (dtype, torch.float64) else t.to(dtype) for t in tensors]
+
+
+def _in_four_dimensions(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[tuple[int, ...], torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(what stands before heads, and the three as (batch, heads, seqlen, head_dim)).
+
+    Without heads, (batch, seqlen, head_dim) or less, every matrix is a batch entry of one head,
+    and what stands before is followed by -1.
+    """
+    tensors = (query, key, value)
+    rank = query.dim()
+    if rank < 2 or any(tensor.dim() != rank for tensor in tensors):
+        got = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        _refuse(f"query, key, value: expected as many dimensions, two or more, got {got}")
+    if rank == 4:
+        batch = max(query.shape[0], key.shape[0]) if key.shape[0] == 1 else query.shape[0]
+        if key.shape[0] == 1 != batch and value.shape[0] == 1:
+            key, value = (t.expand(batch, -1, -1, -1) for t in (key, value))
+        return (batch,), query, key, value
+    if rank < 4:
+        lead = (*query.shape[:-2], -1)
+        query, key, value = (t.reshape(-1, 1, *t.shape[-2:]) for t in tensors)
+        return lead, query, key, value
+    lead = tuple(query.shape[:-3])
+    query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in tensors)
+    return lead, query, key, value
+
+
+def _shape(lead: tuple[int, ...], out: torch.Tensor) -> tuple[int, ...]:
+    """The shape of the result for what stood before heads."""
+    if lead[-1] == -1:
+        return (*lead[:-1], *out.shape[2:])
+    return (*lead, *out.shape[1:])
+
+
+def _check_heads(query: torch.Tensor, key: torch.Tensor, enable_gqa: bool) -> None:
+    heads, heads_kv = query.shape[1], key.shape[1]
+    if heads != heads_kv and not enable_gqa and heads_kv != 1:
+        _refuse(
+            f"key: expected {heads} heads as query, got {heads_kv}. Set enable_gqa=True where "
+            "heads share keys"
+        )
+
+
+def _mask(
+    mask: torch.Tensor,
+    lead: tuple[int, ...],
+    sizes: tuple[int, int, int, int],
+    dtype: torch.dtype,
+) -> tuple[str, torch.Tensor]:
+    """(what the key ends in, the capture) of a mask for scores of ``sizes``."""
+    if not isinstance(mask, torch.Tensor):
+        _refuse(f"attn_mask: expected a torch.Tensor or None, got {type(mask).__name__}")
+    if mask.dtype not in (torch.bool, torch.float32, dtype):
+        _refuse(
+            f"attn_mask: expected dtype torch.bool, torch.float32 or {dtype} as query, got "
+            f"{mask.dtype}. Convert it"
+        )
+    mask = _mask_in_four_dimensions(mask, lead, sizes)
+    axes = ""
+    index: list[int | slice] = []
+    capture_sizes = []
+    for axis, (name, size) in enumerate(zip(_AXES, sizes, strict=True)):
+        # a dimension that is one place in memory is one that broadcasts; but expand's gradient
+        # belongs to the whole of it
+        same = mask.shape[axis] == 1 or (mask.stride(axis) == 0 and not mask.requires_grad)
+        if name != "k" and same:
+            index.append(0)
+        else:
+            axes += name
+            index.append(slice(None))
+            capture_sizes.append(size)
+    capture = mask[tuple(index)].expand(capture_sizes)
+    grad = mask.requires_grad and torch.is_grad_enabled()
+    return _mark(axes, _MASK_DTYPES[mask.dtype], grad), capture if grad else capture.detach()
+
+
+def _mask_in_four_dimensions(
+    mask: torch.Tensor, lead: tuple[int, ...], sizes: tuple[int, int, int, int]
+) -> torch.Tensor:
+    """``mask`` as (batch or 1, num_heads or 1, seqlen_q or 1, seqlen_k or 1)."""
+    wanted = (*lead[:-1], *sizes[2:]) if lead[-1] == -1 else (*lead, *sizes[1:])
+    got = tuple(mask.shape)
+    padded = (1,) * (len(wanted) - len(got)) + got
+    if len(padded) != len(wanted) or any(
+        a not in (1, b) for a, b in zip(padded, wanted, strict=True)
+    ):
+        _refuse(f"attn_mask: expected a shape that broadcasts to {wanted}, got {got}")
+    mask = mask.reshape(padded) if padded != got else mask
+    if lead[-1] == -1:
+        mask = mask.unsqueeze(-3)
+    batches = len(padded) - (2 if lead[-1] == -1 else 3)
+    if batches == 1:
+        return mask
+    if all(size == 1 for size in padded[:batches]):
+        return mask.reshape(1, *mask.shape[batches:])
+    expanded = mask.expand(*(lead[:-1] if lead[-1] == -1 else lead), *mask.shape[batches:])
+    return expanded.reshape(sizes[0], *mask.shape[batches:])
+
+
+def _mark(axes: str, dtype: str, grad: bool) -> str:
+    """`bodies.mark_of`; a constant to torch.compile."""
+    if torch.compiler.is_compiling():
+        from .constants import constant_mark
+
+        return constant_mark(axes, dtype, grad)
+    return mark_of(axes, dtype, grad)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ArgumentError(f"{_WHERE}: {what}.")

@@ -1,0 +1,1 @@
+"""Layers with the names and signatures of flash_attn.layers."""

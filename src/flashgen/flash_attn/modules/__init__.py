@@ -1,0 +1,1 @@
+"""Modules with the names and signatures of flash_attn.modules."""
