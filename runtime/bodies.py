@@ -70,6 +70,11 @@ def mark_of(axes: str, dtype: str, grad: bool) -> str:
     return f"-{body_hash(body_of(MaskKind(axes, dtype, grad)))}"
 
 
+def find_mark(axes: str, dtype: str, grad: bool) -> str:
+    """`mark_of`, without a cache that torch.compile would see through."""
+    return mark_of(axes, dtype, grad)
+
+
 def variant_of(key: str) -> Variant | None:
     """The variant of ``key`` if it is one with a mask of these kinds."""
     presets, _, mark = key.rpartition("-")

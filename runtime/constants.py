@@ -20,5 +20,5 @@ constant_handle: Callable[[str, str], str] = torch.compiler.assume_constant_resu
     attention.find_handle
 )
 constant_mark: Callable[[str, str, bool], str] = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
-    bodies.mark_of
+    bodies.find_mark
 )

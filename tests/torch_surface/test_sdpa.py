@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as reference
 import flashgen
 from flashgen.flash_attn import torch_backend
 from flashgen.generator.errors import ArgumentError
-from flashgen.runtime import bodies, ops
+from flashgen.runtime import bodies, operators, ops
 
 ours = flashgen.scaled_dot_product_attention
 
@@ -50,8 +50,9 @@ def test_options(options):
 @pytest.mark.parametrize("shape", [(9, 16), (2, 9, 16), (2, 3, 2, 9, 16)])
 def test_shapes(shape):
     compare(draw(*[shape] * 3))
-    lead = shape[:-2]
-    compare(draw(*[shape] * 3), torch.rand(*lead, 9, 9, generator=torch.Generator()) < 0.7)
+    (mask,) = draw((*shape[:-2], 1, 9), seed=1)
+    mask[..., 0] = 1.0
+    compare(draw(*[shape] * 3), mask > 0)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,6 @@ def test_shapes(shape):
         (keys_of([5, 11])[:, None, None], "bk"),
         (keys_of([5, 11])[:, None, None].expand(2, 1, 9, 13), "bk"),
         (torch.ones(9, 13, dtype=torch.bool).tril(), "qk"),
-        (keys_of([3, 5, 7, 9])[:, None], "hk"),
         (keys_of([5, 11])[:, None, None] & torch.ones(9, 13).tril().bool(), "bqk"),
     ],
 )
@@ -69,7 +69,7 @@ def test_bool_masks_are_read_as_they_are(chosen, mask, axes):
     assert set(chosen) == {f"d16-fp32{bodies.mark_of(axes, 'bool', False)}"}
 
 
-@pytest.mark.parametrize("shape", [(9, 13), (2, 4, 9, 13), (1, 1, 1, 13), (4, 1, 1)])
+@pytest.mark.parametrize("shape", [(9, 13), (2, 4, 9, 13), (1, 1, 1, 13)])
 def test_float_masks_and_their_gradients(shape):
     compare(inputs(), *draw(shape, seed=1))
 
@@ -152,7 +152,8 @@ def test_operators_are_torchs(chosen):
     (mask,) = draw((9, 13))
     ours(*(t.transpose(1, 2) for t in (q, k, v)), attn_mask=mask.requires_grad_())
     arguments = (q, k, v, None, chosen[0], 0.25, 0, [mask.detach()], [])
-    torch.library.opcheck(torch.ops.flashgen.forward, arguments)
+    namespace = getattr(torch.ops, operators.NAMESPACE)
+    torch.library.opcheck(namespace.forward, arguments)
     ops._runners.pop(chosen[0])  # as in a process that only runs a saved graph
     assert ops.runner_of(chosen[0]).handle == chosen[0]
 
