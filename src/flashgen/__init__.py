@@ -6,6 +6,7 @@ command line stays quick.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .generator.version import VERSION as __version__
@@ -27,6 +28,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "flash_attn":  # `import flashgen` alone is enough for flashgen.flash_attn.install()
+        return import_module(f"{__name__}.flash_attn")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .runtime import attention, kernel, sdpa

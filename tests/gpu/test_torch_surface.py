@@ -1,0 +1,122 @@
+"""flash_attn's functions, scaled_dot_product_attention and PyTorch's flash backend on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as reference
+
+import flashgen
+from flashgen.flash_attn import flash_attn_func, flash_attn_varlen_func
+from flashgen.flash_attn.torch_backend import register_flash_backend
+
+pytestmark = pytest.mark.gpu
+
+
+def draw(*shapes, dtype=torch.bfloat16, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    tensors = [torch.randn(s, generator=generator, device="cuda").to(dtype) for s in shapes]
+    return [tensor.requires_grad_() for tensor in tensors]
+
+
+def results(function, leaves):
+    out = function(*leaves)
+    return [out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)]
+
+
+def close(ours, wanted):
+    for one, other in zip(ours, wanted, strict=True):
+        scale = other.float().abs().max().clamp(min=1.0)
+        assert (one.float() - other.float()).abs().max() <= 0.03 * scale
+
+
+def in_fp32(mask=None, **options):
+    def function(q, k, v, *bias):
+        chosen = bias[0] if bias else mask
+        with sdpa_kernel(SDPBackend.MATH):
+            return reference(q.float(), k.float(), v.float(), chosen, **options)
+
+    return function
+
+
+@pytest.mark.parametrize("kind", ["causal", "padding", "bool", "float"])
+def test_sdpa(kind):
+    leaves = draw((2, 8, 300, 64), *[(2, 2, 300, 64)] * 2)
+    options = {"enable_gqa": True, "is_causal": kind == "causal"}
+    mask = {
+        "padding": torch.arange(300, device="cuda") >= torch.tensor([[40], [170]], device="cuda"),
+        "bool": torch.ones(300, 300, device="cuda").tril(3).bool(),
+    }.get(kind)
+    mask = mask[:, None, None] if kind == "padding" else mask
+    leaves += draw((8, 300, 300), dtype=torch.float32, seed=1) if kind == "float" else []
+
+    def ours(q, k, v, *bias):
+        chosen = bias[0] if bias else mask
+        return flashgen.scaled_dot_product_attention(q, k, v, chosen, **options)
+
+    close(results(ours, leaves), results(in_fp32(mask, **options), leaves))
+
+
+def test_masks_never_wait_for_the_gpu():
+    q, k, v = draw(*[(2, 4, 128, 64)] * 3)
+    mask = torch.ones(2, 1, 1, 128, dtype=torch.bool, device="cuda")
+    flashgen.scaled_dot_product_attention(q, k, v, mask)  # builds
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        flashgen.scaled_dot_product_attention(q, k, v, mask).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_flash_attn_dense_and_packed():
+    leaves = draw(*[(3, 130, 4, 64)] * 3)
+    offsets = torch.arange(4, dtype=torch.int32, device="cuda") * 130
+
+    def packed(q, k, v):
+        flat = [t.flatten(0, 1) for t in (q, k, v)]
+        return flash_attn_varlen_func(*flat, offsets, offsets, 130, 130, causal=True).view(q.shape)
+
+    def dense(q, k, v):
+        return flash_attn_func(q, k, v, causal=True)
+
+    def wanted(q, k, v):
+        tensors = (t.transpose(1, 2) for t in (q, k, v))
+        return in_fp32(is_causal=True)(*tensors).transpose(1, 2)
+
+    expected = results(wanted, leaves)
+    close(results(dense, leaves), expected)
+    close(results(packed, leaves), expected)
+
+
+def test_dropout_repeats_with_the_seed():
+    q, k, v = draw(*[(2, 130, 4, 64)] * 3)
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        out = flash_attn_func(q, k, v, dropout_p=0.1, deterministic=True)
+        runs.append([out, *torch.autograd.grad(out.float().sum(), (q, k, v))])
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.nn.attention, "register_flash_attention_impl"),
+    reason="needs a torch with register_flash_attention_impl",
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_torchs_flash_backend(compiled):
+    leaves = draw((2, 4, 300, 64), *[(2, 4, 300, 64)] * 2)
+    expected = results(in_fp32(is_causal=True), leaves)
+    register_flash_backend()
+    torch.nn.attention.activate_flash_attention_impl("flashgen")
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+
+            def unmodified(q, k, v):
+                return reference(q, k, v, is_causal=True)
+
+            function = torch.compile(unmodified) if compiled else unmodified
+            close(results(function, leaves), expected)
+            assert torch.nn.attention.current_flash_attention_impl() == "flashgen"
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
