@@ -152,3 +152,12 @@ def test_install_is_what_makes_it_importable():
     finally:
         del sys.modules["flash_attn"]
         sys.modules.update(had)
+
+
+def test_slopes_stay_fp32_in_a_model_of_half_precision():
+    module = mha.MHA(64, 4, causal=True, use_alibi=True, use_flash_attn=True).to(torch.bfloat16)
+    (x,) = draw((1, 9, 64))
+    q, k, v = module.Wqkv(x.bfloat16()).unflatten(-1, (3, 4, 16)).unbind(2)
+    slopes = torch.tensor(mha.get_alibi_slopes(4))
+    out = flash_attn.flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes)
+    assert torch.equal(module(x.bfloat16()), module.out_proj(out.flatten(-2)))

@@ -103,11 +103,12 @@ class FlashCrossAttention(nn.Module):
 
 
 def _options(module: Any, causal: bool | None) -> dict[str, Any]:
+    slopes = module.alibi_slopes  # a buffer, which model.half() converts
     return {
         "dropout_p": module.drop.p if module.training else 0.0,
         "softmax_scale": module.softmax_scale,
         "causal": module.causal if causal is None else causal,
-        "alibi_slopes": module.alibi_slopes,
+        "alibi_slopes": None if slopes is None else slopes.float(),
         "window_size": module.window_size,
         "deterministic": module.deterministic,
     }
@@ -215,16 +216,30 @@ class MHA(nn.Module):
                 rotary_emb_scale_base, device,
             )  # fmt: skip
         self._add_projections(qkv_proj_bias, out_proj_bias, place)
-        if use_flash_attn:
-            slopes = torch.tensor(get_alibi_slopes(num_heads), device=device) if use_alibi else None
+        self._add_attention(softmax_scale, dropout, use_alibi, window_size, device)
+
+    def _add_attention(
+        self,
+        softmax_scale: float | None,
+        dropout: float,
+        use_alibi: bool,
+        window_size: WindowSize,
+        device: torch.device | str | None,
+    ) -> None:
+        slopes = None
+        if use_alibi:
+            slopes = torch.tensor(get_alibi_slopes(self.num_heads), device=device)
+        if self.use_flash_attn:
             more: dict[str, Any] = {"window_size": window_size, "alibi_slopes": slopes}
-            self.inner_attn: nn.Module = FlashSelfAttention(causal, softmax_scale, dropout, **more)
+            self.inner_attn: nn.Module = FlashSelfAttention(
+                self.causal, softmax_scale, dropout, **more
+            )
             self.inner_cross_attn: nn.Module = FlashCrossAttention(
-                causal, softmax_scale, dropout, **more
+                self.causal, softmax_scale, dropout, **more
             )
         else:
-            self.inner_attn = SelfAttention(causal, softmax_scale, dropout)
-            self.inner_cross_attn = CrossAttention(causal, softmax_scale, dropout)
+            self.inner_attn = SelfAttention(self.causal, softmax_scale, dropout)
+            self.inner_cross_attn = CrossAttention(self.causal, softmax_scale, dropout)
 
     def _add_projections(self, bias: bool, out_bias: bool, place: dict[str, Any]) -> None:
         size, kv_size = self.embed_dim, 2 * self.num_heads_kv * self.head_dim
