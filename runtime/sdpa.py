@@ -31,8 +31,8 @@ def scaled_dot_product_attention(
     """``torch.nn.functional.scaled_dot_product_attention`` by flashgen's kernels.
 
     A mask is read as it is, broadcast dimensions included, and never copied to the size of the
-    scores. Where tiles of it are hidden throughout, as padding is, keys are neither loaded nor
-    multiplied; a mask that is the same for all queries is read once for each key.
+    scores. One that is the same for all queries, as padding is, is read once for each key, and
+    keys of tiles that it hides throughout are neither loaded nor multiplied.
 
     Args:
         query: (..., num_heads, seqlen_q, head_dim), fp16 or bf16; on the CPU also fp32 and fp64.
