@@ -20,7 +20,8 @@ CAPTURE = "attn_mask"
 _AXES = {"b": "batch", "h": "num_heads", "q": "seqlen_q", "k": "seqlen_k"}
 _INDICES = {"b": "b", "h": "h", "q": "q_idx", "k": "kv_idx"}
 # Below the least finite number is -inf alone: a key that is never seen, and so, of masks that are
-# the same for all queries, a tile that is never loaded. The bound is that of fp32, which fp16 and bf16 are read as.
+# the same for all queries, a tile that is never loaded. The bound is that of fp32, which fp16 and
+# bf16 are read as.
 _LEAST = {"fp64": "-1.7976931348623157e308"}
 _LEAST_FP32 = "-3.4028234663852886e38"
 _HASH_DIGITS = 8
