@@ -46,7 +46,6 @@ class LazyMask(torch.Tensor):
     """
 
     parts: MaskParts
-    _evaluate: Callable[[], torch.Tensor]
     _dense: torch.Tensor | None
 
     @staticmethod
@@ -55,17 +54,16 @@ class LazyMask(torch.Tensor):
         shape: tuple[int, ...],
         device: torch.device,
         parts: MaskParts,
-        evaluate: Callable[[], torch.Tensor],
     ) -> LazyMask:
-        """A mask of ``parts``, whose elements ``evaluate`` gives."""
+        """A mask of ``parts``."""
         made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
-        made.parts, made._evaluate, made._dense = parts, evaluate, None
+        made.parts, made._dense = parts, None
         return made
 
     def dense(self) -> torch.Tensor:
         """Its elements, bool (batch, 1, queries, keys); kept once made."""
         if self._dense is None:
-            self._dense = self._evaluate()
+            self._dense = _elements(self.parts, tuple(self.shape), self.device)
         return self._dense
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
@@ -78,9 +76,26 @@ class LazyMask(torch.Tensor):
         """Run ``func`` on the elements; a mask that is merely passed on stays as it is."""
         if func is torch.ops.aten.detach.default:
             (mask,) = args
-            return LazyMask(tuple(mask.shape), mask.device, mask.parts, mask.dense)
+            return LazyMask(tuple(mask.shape), mask.device, mask.parts)
         args, kwargs = torch.utils._pytree.tree_map_only(LazyMask, cls.dense, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+def _elements(parts: MaskParts, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """What a mask of ``parts`` holds; not by transformers' vmap, which can't run in a dispatch."""
+    _, _, queries, keys = shape
+    places = torch.arange(queries, device=device) + parts.shift
+    distance = torch.arange(keys, device=device) - places[:, None]
+    seen = torch.ones(shape, dtype=torch.bool, device=device)
+    if parts.left is not None:
+        seen &= distance >= -parts.left
+    if parts.right is not None:
+        seen &= distance <= parts.right
+    if parts.documents is not None:  # as many queries as keys
+        seen &= (parts.documents[:, :, None] == parts.documents[:, None, :])[:, None]
+    if parts.keep is not None:
+        seen &= parts.keep[:, None, None]
+    return seen
 
 
 def parts_of(mask_function: MaskFunction) -> MaskParts | None:

@@ -170,7 +170,7 @@ def _mask_maker(sdpa_mask: Callable[..., torch.Tensor | None]) -> Callable[..., 
         parts = MaskParts(parts.left, parts.right, parts.documents, keep, shift)
         device = torch.device(more.get("device") or _device_of(positions, keep))
         shape = (batch_size, 1, queries, kv_length)
-        return LazyMask(shape, device, parts, lambda: sdpa_mask(**given))  # type: ignore[arg-type, return-value]
+        return LazyMask(shape, device, parts)
 
     return make_mask
 
