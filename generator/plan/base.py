@@ -11,6 +11,25 @@ from ..errors import PlanError
 from ..program import Program, program_for
 from ..variant import PASS_PREFIX, Variant
 
+ELEMENTS = {"fp16": "Fp16", "bf16": "Bf16"}
+"""The element types in templates/device/element.cuh, by dtype."""
+
+
+def round_up(value: int, step: int) -> int:
+    """``value``, or the next multiple of ``step``."""
+    return -(-value // step) * step
+
+
+def nvcc_flags(gencode: str) -> tuple[str, ...]:
+    """Nvcc's flags for code of ``gencode``."""
+    return ("-std=c++17", "-O3", "-lineinfo", "--ptxas-options=-v", f"-gencode={gencode}")
+
+
+def hides_keys(program: Program) -> bool:
+    """Whether a key may be hidden from every query: not with bottom-right causal alone."""
+    causal = program_for(Variant(8, 8, "fp16", causal=True)).mask
+    return program.mask is not None and program.mask != causal
+
 
 @dataclass(frozen=True, slots=True)
 class SmemBuffer:
@@ -25,6 +44,15 @@ class SmemBuffer:
     def constant(self) -> str:
         """The name of its offset in the kernel: ``kQOffset``."""
         return f"k{self.name.title()}Offset"
+
+
+def stack(buffers: list[tuple[str, int, str]], alignment: int) -> tuple[SmemBuffer, ...]:
+    """(name, bytes, purpose) of buffers, one after another, each aligned to so many bytes."""
+    placed, offset = [], 0
+    for name, size, purpose in buffers:
+        placed.append(SmemBuffer(name, offset, size, purpose))
+        offset = round_up(offset + size, alignment)
+    return tuple(placed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +106,11 @@ class KernelPlan:
     def program(self) -> Program:
         """The score and mask program that fills the template's hooks."""
         return program_for(self.variant)
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether a key may be hidden from every query."""
+        return hides_keys(self.program)
 
     @property
     def smem(self) -> tuple[SmemBuffer, ...]:

@@ -11,8 +11,8 @@ from ..errors import PlanError
 from ..ir import Expr, Load, Name, walk
 from ..program import Program, ProgramCapture, TileBound, program_for
 from ..variant import Variant
-from .base import KernelPlan, SmemBuffer
-from .sm80_base import OVERHEAD_REGISTERS, Sm80Plan, stack, tile_bytes
+from .base import KernelPlan, SmemBuffer, hides_keys, stack
+from .sm80_base import OVERHEAD_REGISTERS, SMEM_ALIGNMENT, Sm80Plan, tile_bytes
 
 
 def _product(dims: Sequence[str | int]) -> str:
@@ -68,12 +68,6 @@ class Sm80BackwardPlan(Sm80Plan):
         return _walks_tiles(self.program)
 
     @property
-    def hides_keys(self) -> bool:
-        """Whether a key may be hidden from every query: not with bottom-right causal alone."""
-        mask = self.program.mask
-        return mask is not None and mask != program_for(Variant(8, 8, "fp16", causal=True)).mask
-
-    @property
     def learned(self) -> tuple[ProgramCapture, ...]:
         """The captures that have a gradient."""
         return tuple(capture for capture in self.program.captures if capture.grad)
@@ -122,7 +116,7 @@ class Sm80BackwardPlan(Sm80Plan):
         if self.variant.dropout:
             keep_bytes = self.tile_m // 16 * -(-self.tile_n // 32) * 128
             buffers.append(("keep", keep_bytes, "dropout's keep bits"))
-        return stack(buffers)
+        return stack(buffers, SMEM_ALIGNMENT)
 
     @property
     def loads_ahead(self) -> bool:
@@ -239,10 +233,9 @@ def _has_wide_gradient(program: Program) -> bool:
 
 def _is_plain(variant: Variant, program: Program) -> bool:
     """Whether no more than bottom-right causal is asked for, which takes fewest registers."""
-    causal = program_for(Variant(8, 8, "fp16", causal=True)).mask
     return (
         program.score is None
-        and program.mask in (None, causal)
+        and not hides_keys(program)
         and variant.layout != "varlen"
         and not variant.dropout
     )

@@ -6,32 +6,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import PlanError
-from .base import KernelPlan, SmemBuffer
+from .base import ELEMENTS, KernelPlan, nvcc_flags, round_up
 
-_ELEMENT = {"fp16": "Fp16", "bf16": "Bf16"}
 _DL_CODE = {"fp16": "kDLFloat", "bf16": "kDLBfloat"}
 _ROW_PADDING = 8  # elements; see templates/device/tile.cuh
 _ELEMENT_BYTES = 2
+SMEM_ALIGNMENT = 128  # bytes, of each buffer
 OVERHEAD_REGISTERS = 48  # addresses, row statistics, operands in flight: measured with ptxas
-
-
-def round_up(value: int, step: int) -> int:
-    """``value``, or the next multiple of ``step``."""
-    return -(-value // step) * step
 
 
 def tile_bytes(rows: int, cols: int) -> int:
     """Size of a tile in shared memory; see templates/device/tile.cuh."""
     return rows * (cols + _ROW_PADDING) * _ELEMENT_BYTES
-
-
-def stack(buffers: list[tuple[str, int, str]]) -> tuple[SmemBuffer, ...]:
-    """The buffers one after another, each 128-byte aligned."""
-    placed, offset = [], 0
-    for name, size, purpose in buffers:
-        placed.append(SmemBuffer(name, offset, size, purpose))
-        offset = round_up(offset + size, 128)
-    return tuple(placed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +53,7 @@ class Sm80Plan(KernelPlan):
     @property
     def element(self) -> str:
         """The element type in templates/device/element.cuh."""
-        return _ELEMENT[self.variant.dtype]
+        return ELEMENTS[self.variant.dtype]
 
     @property
     def dl_code(self) -> str:
@@ -78,13 +64,7 @@ class Sm80Plan(KernelPlan):
     def compile_flags(self) -> tuple[str, ...]:
         """Nvcc's flags: native code for the target and PTX for what comes after it."""
         arch = self.target.nvcc_arch.rstrip("a")
-        return (
-            "-std=c++17",
-            "-O3",
-            "-lineinfo",
-            "--ptxas-options=-v",
-            f"-gencode=arch=compute_{arch},code=[sm_{arch},compute_{arch}]",
-        )
+        return nvcc_flags(f"arch=compute_{arch},code=[sm_{arch},compute_{arch}]")
 
     @property
     def max_registers(self) -> int:

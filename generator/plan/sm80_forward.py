@@ -10,9 +10,9 @@ from ..arch import Target
 from ..errors import PlanError
 from ..program import program_for
 from ..variant import Variant
-from .base import KernelPlan, SmemBuffer
+from .base import KernelPlan, SmemBuffer, stack
 from .reads import read_levels
-from .sm80_base import OVERHEAD_REGISTERS, Sm80Plan, stack, tile_bytes
+from .sm80_base import OVERHEAD_REGISTERS, SMEM_ALIGNMENT, Sm80Plan, tile_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Sm80ForwardPlan(Sm80Plan):
             buffers.append(("seen", seen_bytes, "the keys that each warp's queries see, as bits"))
         if self.variant.layout == "varlen":
             buffers.append(("position", 32, "which queries the block owns"))
-        return stack(buffers)
+        return stack(buffers, SMEM_ALIGNMENT)
 
     @property
     def stats_in_smem(self) -> bool:

@@ -11,9 +11,18 @@ from ..errors import PlanError
 from ..ir import Expr, Load, walk
 from ..program import program_for
 from ..variant import Variant
-from .base import KernelPlan, SmemBuffer
+from .base import (
+    ELEMENTS,
+    KernelPlan,
+    SmemBuffer,
+    first_legal,
+    hides_keys,
+    legal,
+    nvcc_flags,
+    round_up,
+    stack,
+)
 
-_ELEMENT = {"fp16": "Fp16", "bf16": "Bf16"}
 _MAP_TYPE = {
     "fp16": "CU_TENSOR_MAP_DATA_TYPE_FLOAT16",
     "bf16": "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
@@ -30,12 +39,8 @@ _JOB_BYTES = 48  # sizeof(Job) at most
 _WORK_SLOTS = 2
 
 
-def _round_up(value: int, step: int) -> int:
-    return -(-value // step) * step
-
-
 def _tile_bytes(rows: int, cols: int) -> int:
-    return rows * _round_up(cols, _PAGE_COLS) * 2
+    return rows * round_up(cols, _PAGE_COLS) * 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,7 @@ class Configuration:
     @property
     def registers_estimate(self) -> int:
         """Accumulators of S and the output, P as operands, held queries, and the overhead."""
-        held = _round_up(self.variant.head_dim, 16) // 4 if self.hold_q else 0
+        held = round_up(self.variant.head_dim, 16) // 4 if self.hold_q else 0
         scores = self.tile_n // 2 + self.tile_n // 4
         return scores + self.variant.head_dim_v // 2 + held + _OVERHEAD_REGISTERS
 
@@ -163,11 +168,7 @@ class Configuration:
             buffers.append(("seen", seen, "keys that each warp's queries see, in bits"))
             barriers += 1
         buffers.append(("barriers", barriers * 8, "mbarriers"))
-        placed, offset = [], 0
-        for name, size, purpose in buffers:
-            placed.append(SmemBuffer(name, offset, size, purpose))
-            offset = _round_up(offset + size, 16)
-        return tuple(placed)
+        return stack(buffers, 16)
 
     @property
     def smem_bytes(self) -> int:
@@ -202,7 +203,7 @@ class Sm90ForwardPlan(KernelPlan):
     @property
     def element(self) -> str:
         """The element type in templates/device/element.cuh."""
-        return _ELEMENT[self.variant.dtype]
+        return ELEMENTS[self.variant.dtype]
 
     @property
     def tensor_map_type(self) -> str:
@@ -212,13 +213,8 @@ class Sm90ForwardPlan(KernelPlan):
     @property
     def compile_flags(self) -> tuple[str, ...]:
         """Nvcc's flags: sm_90a has no PTX for what comes after it."""
-        return (
-            "-std=c++17",
-            "-O3",
-            "-lineinfo",
-            "--ptxas-options=-v",
-            f"-gencode=arch=compute_{self.target.nvcc_arch},code=sm_{self.target.nvcc_arch}",
-        )
+        arch = self.target.nvcc_arch
+        return nvcc_flags(f"arch=compute_{arch},code=sm_{arch}")
 
     @property
     def dynamic(self) -> bool:
@@ -228,9 +224,7 @@ class Sm90ForwardPlan(KernelPlan):
     @property
     def cleans(self) -> bool:
         """Whether a tile may have rows of V that no query sees."""
-        mask = self.program.mask
-        causal = program_for(Variant(8, 8, "fp16", causal=True)).mask
-        return self.variant.layout == "varlen" or (mask is not None and mask != causal)
+        return self.variant.layout == "varlen" or self.hides_keys
 
     @property
     def holds_q(self) -> str:
@@ -299,38 +293,29 @@ def plan(
     variant: Variant, pass_name: str, target: Target, family: str, reason: str
 ) -> Sm90ForwardPlan:
     """The shipped plan: the first legal candidate."""
-    shipped = next(candidates(variant, pass_name, target, family, reason), None)
-    if shipped is None:
-        raise PlanError(
-            f"plan: {variant.key}: no {pass_name} tile fits {target.name} "
-            f"({target.max_smem_bytes} bytes of shared memory)."
-        )
-    return shipped
+    found = candidates(variant, pass_name, target, family, reason)
+    return first_legal(found, variant, pass_name, target)
 
 
 def candidates(
     variant: Variant, pass_name: str, target: Target, family: str, reason: str
 ) -> Iterator[Sm90ForwardPlan]:
     """Every legal plan, best first."""
-    for choice in _forward(variant):
-        first = choice[0]
-        candidate = Sm90ForwardPlan(
+    return legal(
+        Sm90ForwardPlan(
             variant=variant,
             pass_name=pass_name,
             target=target,
             family=family,
             reason=reason,
-            tile_m=first.tile_m,
-            tile_n=first.tile_n,
-            num_stages=first.num_stages,
-            hold_q=first.hold_q,
+            tile_m=choice[0].tile_m,
+            tile_n=choice[0].tile_n,
+            num_stages=choice[0].num_stages,
+            hold_q=choice[0].hold_q,
             choice=choice if len(choice) > 1 else (),
         )
-        try:
-            candidate.check()
-        except PlanError:
-            continue  # over a limit of this target
-        yield candidate
+        for choice in _forward(variant)
+    )
 
 
 _D64 = (Tiles(192, 128, 3, False, 4000, 2381), Tiles(128, 128, 2, True, 3000, 1829))
@@ -353,8 +338,7 @@ def _forward(variant: Variant) -> Iterator[tuple[Tiles, ...]]:
             widest = 64 if columns <= 192 else 32
         yield from ((Tiles(128, n),) for n in (128, 96, 64, 48, 32) if n <= widest)
         return
-    causal = program_for(Variant(8, 8, "fp16", causal=True)).mask
-    if variant.layout != "varlen" and program.mask in (None, causal):
+    if variant.layout != "varlen" and not hides_keys(program):
         if 48 < columns <= 64:
             yield _D64
     packed_window = variant.layout == "varlen" and program.mask is not None
