@@ -17,6 +17,7 @@ TORCH_DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 ALIGNMENT_BYTES = 16  # GPU kernels copy rows in 16-byte pieces
 _MAX_INT64 = (1 << 63) - 1
 

@@ -16,8 +16,6 @@ from . import arguments, bodies, ops
 from .captures import NO_EXTRAS, Signature, refuse_lost_gradients, signature_of
 from .kernel import ForwardResult, Kernel, load
 
-_DTYPE_NAMES = {dtype: name for name, dtype in arguments.TORCH_DTYPES.items()}
-
 
 def attention(
     q: torch.Tensor,
@@ -111,10 +109,7 @@ def call_variant(
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
     if softmax_scale is None:
         softmax_scale = 1 / math.sqrt(head_dim)
-    if variant.head_dim != head_dim:
-        q, k = (pad(t, (0, variant.head_dim - head_dim)) for t in (q, k))
-    if variant.head_dim_v != head_dim_v:
-        v = pad(v, (0, variant.head_dim_v - head_dim_v))
+    q, k, v = pad_heads(variant, q, k, v)
     key = variant.key + mark
     call = arguments.prepare(variant, q, k, v, softmax_scale, dropout_p)
     extras = NO_EXTRAS
@@ -207,6 +202,16 @@ def _kernel(key: str, device: str) -> Kernel:
     return load(key, device) if variant is None else Kernel(variant, torch.device(device))
 
 
+def pad_heads(
+    variant: Variant, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v with zeros up to the head sizes of ``variant``."""
+    more, more_v = variant.head_dim - q.shape[-1], variant.head_dim_v - v.shape[-1]
+    if more:
+        q, k = pad(q, (0, more)), pad(k, (0, more))
+    return q, k, pad(v, (0, more_v)) if more_v else v
+
+
 def padded_head_dim(name: str, head_dim: int) -> int:
     """``head_dim`` rounded up to what kernels are made for."""
     if not 1 <= head_dim <= MAX_HEAD_DIM:
@@ -219,7 +224,7 @@ def padded_head_dim(name: str, head_dim: int) -> int:
 
 def checked_dtype(q: torch.Tensor) -> str:
     """The name of q's dtype, which its device has kernels for."""
-    name = _DTYPE_NAMES.get(q.dtype)
+    name = arguments.DTYPE_NAMES.get(q.dtype)
     allowed = ("fp16", "bf16") if q.is_cuda else tuple(arguments.TORCH_DTYPES)
     if name is None or name not in allowed:
         names = ", ".join(str(arguments.TORCH_DTYPES[a]) for a in allowed)

@@ -161,10 +161,10 @@ def find_one(name: str, extra: Iterable[Path] = ()) -> CatalogueEntry:
     specs: list[Spec] = []
     read = []
     for file in _all_files(extra):
-        known = index.known(file)
+        state = state_of(file)
+        known = index.known(file, state)
         if known is not None and not known.lists(name):
             continue
-        state = state_of(file)
         found = read_spec_file(file)
         specs += found
         if known is None:

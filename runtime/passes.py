@@ -16,8 +16,7 @@ from . import arguments
 from .captures import signature_of
 from .devices import target_of
 from .loader import CompiledPass, load_passes
-from .tuning.store import tuned_pins
-from .unit import BuildRequest
+from .tuning.store import request_for
 
 
 class PassRunner:
@@ -128,17 +127,13 @@ class PassRunner:
     def _load(self, device: torch.device, passes: Sequence[str]) -> dict[str, CompiledPass]:
         """Load ``passes`` for ``device``; those that aren't built yet are built together."""
         with self._lock:
-            target = target_for_family(target_of(device), self._family)
-            requests = [self._request(target, name, device) for name in passes]
+            requests = [
+                request_for(self.variant, name, device, self._family, self._spec) for name in passes
+            ]
             loaded = dict(zip(passes, load_passes(requests, device=device), strict=True))
             for name, compiled in loaded.items():
                 self._passes[device, name] = compiled
             return loaded
-
-    def _request(self, target: Target, pass_name: str, device: torch.device) -> BuildRequest:
-        pins = () if self._spec is None else self._spec.pins_for(target.name, pass_name)
-        pins = pins or tuned_pins(self.variant, pass_name, target, self._family, device)
-        return BuildRequest(self.variant, pass_name, target, self._family, pins)
 
 
 def _indexed(device: torch.device) -> torch.device:

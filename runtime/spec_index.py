@@ -59,10 +59,10 @@ class SpecIndex(msgspec.Struct, frozen=True):
             return cls()
         return found if found.flashgen == VERSION else cls()
 
-    def known(self, file: Path) -> IndexedFile | None:
-        """What is remembered of ``file`` as it is now."""
+    def known(self, file: Path, state: FileState | None) -> IndexedFile | None:
+        """What is remembered of ``file`` if it was in ``state`` then."""
         found = self.files.get(str(file.absolute()))
-        return found if found is not None and found.state == state_of(file) else None
+        return found if found is not None and found.state == state else None
 
     def remember(self, read: Iterable[tuple[Path, FileState | None, tuple[Spec, ...]]]) -> None:
         """Keep the names of files that were ``read``; a cache that can't be written keeps none."""

@@ -9,13 +9,11 @@ from functools import partial
 
 import torch
 
-from ...generator.arch import target_for_family
 from ...generator.errors import BenchError
+from ...generator.variant import PASSES
 from ..build import Progress, build
-from ..devices import target_of
 from ..samples import Inputs
-from ..tuning.store import tuned_pins
-from ..unit import BuildRequest
+from ..tuning.store import request_for
 from .cells import Cell
 from .peers import Attend, Ours, Peer, Refusal
 from .record import CellRecord, Measurement, Note
@@ -176,17 +174,13 @@ def build_ours(
     Raises:
         FlashgenError: as `build`.
     """
-    requests = []
-    for contender in contenders:
-        if not isinstance(contender, Ours):
-            continue
-        family = contender.family
-        target = target_for_family(target_of(device), family)
-        for cell in cells:
-            for pass_name in ("forward", "backward"):
-                pins = cell.spec.pins_for(target.name, pass_name) if cell.spec else ()
-                pins = pins or tuned_pins(cell.variant, pass_name, target, family, device)
-                requests.append(BuildRequest(cell.variant, pass_name, target, family, pins))
+    requests = [
+        request_for(cell.variant, pass_name, device, contender.family, cell.spec)
+        for contender in contenders
+        if isinstance(contender, Ours)
+        for cell in cells
+        for pass_name in PASSES
+    ]
     build(dict.fromkeys(requests), progress=progress)
 
 

@@ -148,14 +148,20 @@ def is_ours(contender: str) -> bool:
     return contender.partition(":")[0] == OURS
 
 
+def device_model(device: torch.device) -> str:
+    """The name of ``device``'s model."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+
+
 def describe_device(device: torch.device) -> DeviceRecord:
     """The facts of ``device``."""
+    name = device_model(device)
     if device.type != "cuda":
-        return DeviceRecord(name=_processor(), threads=torch.get_num_threads())
+        return DeviceRecord(name=name, threads=torch.get_num_threads())
     properties = torch.cuda.get_device_properties(device)
     meter = Meter(device)
     return DeviceRecord(
-        name=properties.name,
+        name=name,
         multiprocessors=properties.multi_processor_count,
         memory_bytes=properties.total_memory,
         power_limit_w=meter.power_limit_w,

@@ -12,6 +12,7 @@ import msgspec
 from ...generator.arch import Target, family_for, target_for_family
 from ...generator.errors import CacheError, PlanError, TargetError
 from ...generator.plan import plan
+from ...generator.spec import Spec
 from ...generator.variant import Variant
 from ...generator.version import VERSION
 from .. import paths
@@ -19,6 +20,7 @@ from ..atomic import write_atomic
 from ..cache import TUNED, writing
 from ..log import logger
 from ..manifest import encode
+from ..unit import BuildRequest
 
 if TYPE_CHECKING:
     import torch
@@ -137,6 +139,18 @@ def tuned_pins(
     return pins
 
 
+def request_for(
+    variant: Variant, pass_name: str, device: torch.device, family: str | None, spec: Spec | None
+) -> BuildRequest:
+    """What ``device`` runs ``variant`` by: with the pins of ``spec``, else those of tuning."""
+    from ..devices import target_of
+
+    target = target_for_family(target_of(device), family)
+    pins = () if spec is None else spec.pins_for(target.name, pass_name)
+    pins = pins or tuned_pins(variant, pass_name, target, family, device)
+    return BuildRequest(variant, pass_name, target, family, pins)
+
+
 def pins_here(variant: Variant, pass_name: str, target: Target, family: str | None) -> Pins:
     """`tuned_pins` for the device of this machine that ``target`` is for; none without one."""
     if tuned_folder() is None:
@@ -164,9 +178,9 @@ def tuned_folder() -> Path | None:
 @cache
 def device_name(device: torch.device) -> str:
     """The model that results are for."""
-    from ..bench.record import describe_device
+    from ..bench.record import device_model
 
-    return describe_device(device).name
+    return device_model(device)
 
 
 def _cuda_devices() -> list[torch.device]:

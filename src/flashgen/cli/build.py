@@ -14,7 +14,7 @@ from ..runtime.artifact import Artifact
 from ..runtime.build import build
 from ..runtime.catalogue import Catalogue
 from ..runtime.unit import BuildRequest
-from .options import arch_option, family_option, json_option, print_json, specs_option
+from .options import arch_option, family_option, jobs_option, json_option, print_json, specs_option
 from .progress import BuildProgress
 from .selection import select_requests
 from .tables import print_table
@@ -24,13 +24,7 @@ from .tables import print_table
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
 @arch_option
 @family_option
-@click.option(
-    "-j",
-    "--jobs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="The most compilers at once (default: what cores and free memory allow).",
-)
+@jobs_option
 @click.option("--force", is_flag=True, help="Compile even what the cache has.")
 @click.option(
     "--strict/--no-strict",

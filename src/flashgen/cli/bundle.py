@@ -11,7 +11,7 @@ from ..runtime import knobs
 from ..runtime.build import build
 from ..runtime.bundling import Packed, write_bundle
 from ..runtime.catalogue import Catalogue
-from .options import arch_option, family_option, specs_option
+from .options import arch_option, family_option, jobs_option, specs_option
 from .progress import BuildProgress
 from .selection import is_shipped, select_entries, select_requests
 
@@ -20,13 +20,7 @@ from .selection import is_shipped, select_entries, select_requests
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
 @arch_option
 @family_option
-@click.option(
-    "-j",
-    "--jobs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="The most compilers at once (default: what cores and free memory allow).",
-)
+@jobs_option
 @specs_option
 @click.option(
     "-o",

@@ -79,6 +79,17 @@ def specs_option(function: Function) -> Function:
     )(function)
 
 
+def jobs_option(function: Function) -> Function:
+    """``--jobs``."""
+    return click.option(
+        "-j",
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="The most compilers at once (default: what cores and free memory allow).",
+    )(function)
+
+
 def json_option(function: Function) -> Function:
     """``--json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")(

@@ -11,7 +11,7 @@ import click
 from ..generator.arch import FAMILIES
 from ..generator.variant import PASSES
 from ..runtime.catalogue import Catalogue
-from .options import json_option, print_json, specs_option
+from .options import jobs_option, json_option, print_json, specs_option
 from .progress import BAR_CELLS, BuildProgress
 from .selection import select_entries
 from .tables import print_table
@@ -44,7 +44,7 @@ _CPU_SEQLENS, _CPU_TOKENS, _CPU_HIDDEN = (512,), 1_024, 256
 @click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", help="The first N candidates alone."
 )
-@click.option("-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Compilers at once.")
+@jobs_option
 @click.option("--device", metavar="DEVICE", help="Where to run, such as cpu or cuda:1.")
 @click.option("--force", is_flag=True, help="Start anew where an earlier run got somewhere.")
 @click.option("--write", is_flag=True, help="Also put the winners in the table that ships.")

@@ -7,19 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
-from ..generator.body import CaptureDtype
-from ..runtime.attention import checked_dtype, dropout_bits, padded_head_dim
+from ..runtime.arguments import DTYPE_NAMES
+from ..runtime.attention import checked_dtype, dropout_bits, pad_heads, padded_head_dim
 from .choice import Choice, find_kernel
 from .lazy_mask import MaskParts
 
-_DTYPE_NAMES: dict[torch.dtype, CaptureDtype] = {
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-}
 _Given = dict[str, Any]
 
 
@@ -136,9 +129,9 @@ def _biased(
     bias: torch.Tensor, q: torch.Tensor, k: torch.Tensor, fields: _Given, given: _Given
 ) -> None:
     bias = bias[..., : k.shape[1]]
-    if bias.dtype not in _DTYPE_NAMES or (bias.dtype is torch.float64 and q.dtype != bias.dtype):
+    if bias.dtype not in DTYPE_NAMES or (bias.dtype is torch.float64 and q.dtype != bias.dtype):
         bias = bias.float()
-    fields["bias_dtype"] = _DTYPE_NAMES[bias.dtype]
+    fields["bias_dtype"] = DTYPE_NAMES[bias.dtype]
     fields["bias_grad"] = bias.requires_grad and torch.is_grad_enabled()
     if bias.shape[0] == 1 or bias.stride(0) == 0:
         fields["bias"], given["bias"] = "shared", _expanded(bias[:1], q[:1], k)[0]
@@ -169,13 +162,10 @@ def _run(
         **fields,
     )
     scale = 1 / math.sqrt(head_dim) if call.softmax_scale is None else call.softmax_scale
-    if choice.head_dim != head_dim:
-        q, k = (pad(tensor, (0, choice.head_dim - head_dim)) for tensor in (q, k))
-    if choice.head_dim_v != head_dim_v:
-        v = pad(v, (0, choice.head_dim_v - head_dim_v))
+    kernel = find_kernel(choice, str(q.device), torch.is_grad_enabled())
+    q, k, v = pad_heads(kernel.variant, q, k, v)
     if choice.varlen:
         q, k, v = q[0], k[0], v[0]
-    kernel = find_kernel(choice, str(q.device), torch.is_grad_enabled())
     out = kernel(q, k, v, softmax_scale=scale, dropout_p=call.dropout_p, **given)
     assert isinstance(out, torch.Tensor)
     out = out.unsqueeze(0) if choice.varlen else out

@@ -28,8 +28,8 @@ def get_alibi_slopes(nheads: int) -> list[float]:
     return slopes + more[: nheads - power]
 
 
-class FlashSelfAttention(nn.Module):
-    """Attention of packed qkv by flashgen's kernels; dropout while training."""
+class _FlashAttention(nn.Module):
+    """What the two below share: the options of their calls."""
 
     alibi_slopes: torch.Tensor | None
 
@@ -47,6 +47,21 @@ class FlashSelfAttention(nn.Module):
         self.drop = nn.Dropout(attention_dropout)
         self.register_buffer("alibi_slopes", alibi_slopes, persistent=False)
         self.window_size, self.deterministic = window_size, deterministic
+
+    def _options(self, causal: bool | None) -> dict[str, Any]:
+        slopes = self.alibi_slopes  # a buffer, which model.half() converts
+        return {
+            "dropout_p": self.drop.p if self.training else 0.0,
+            "softmax_scale": self.softmax_scale,
+            "causal": self.causal if causal is None else causal,
+            "alibi_slopes": None if slopes is None else slopes.float(),
+            "window_size": self.window_size,
+            "deterministic": self.deterministic,
+        }
+
+
+class FlashSelfAttention(_FlashAttention):
+    """Attention of packed qkv by flashgen's kernels; dropout while training."""
 
     def forward(
         self,
@@ -56,31 +71,27 @@ class FlashSelfAttention(nn.Module):
         max_seqlen: int | None = None,
     ) -> Any:
         """As qkv without its 3: (batch, seqlen, 3, heads, d), or with cu_seqlens (total, ...)."""
-        options = _options(self, causal)
+        options = self._options(causal)
         if cu_seqlens is None:
             return flash_attn_qkvpacked_func(qkv, **options)
         return flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen or 0, **options)
 
 
-class FlashCrossAttention(nn.Module):
+class FlashCrossAttention(_FlashAttention):
     """Attention of q and packed kv by flashgen's kernels; dropout while training."""
-
-    alibi_slopes: torch.Tensor | None
 
     def __init__(
         self,
         causal: bool = False,
         softmax_scale: float | None = None,
         attention_dropout: float = 0.0,
-        alibi_slopes: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,  # before the window, as flash_attn has it
         window_size: WindowSize = (-1, -1),
         deterministic: bool = False,
     ) -> None:
-        super().__init__()
-        self.causal, self.softmax_scale = causal, softmax_scale
-        self.drop = nn.Dropout(attention_dropout)
-        self.register_buffer("alibi_slopes", alibi_slopes, persistent=False)
-        self.window_size, self.deterministic = window_size, deterministic
+        super().__init__(
+            causal, softmax_scale, attention_dropout, window_size, alibi_slopes, deterministic
+        )
 
     def forward(
         self,
@@ -93,25 +104,13 @@ class FlashCrossAttention(nn.Module):
         max_seqlen_k: int | None = None,
     ) -> Any:
         """As q: (batch, seqlen_q, heads, d) and kv (batch, seqlen_k, 2, heads_kv, d), or packed."""
-        options = _options(self, causal)
+        options = self._options(causal)
         if cu_seqlens is None:
             return flash_attn_kvpacked_func(q, kv, **options)
         if cu_seqlens_k is None:
             raise ArgumentError("FlashCrossAttention: expected cu_seqlens_k too, got None.")
         longest = (max_seqlen or 0, max_seqlen_k or 0)
         return flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens, cu_seqlens_k, *longest, **options)
-
-
-def _options(module: Any, causal: bool | None) -> dict[str, Any]:
-    slopes = module.alibi_slopes  # a buffer, which model.half() converts
-    return {
-        "dropout_p": module.drop.p if module.training else 0.0,
-        "softmax_scale": module.softmax_scale,
-        "causal": module.causal if causal is None else causal,
-        "alibi_slopes": None if slopes is None else slopes.float(),
-        "window_size": module.window_size,
-        "deterministic": module.deterministic,
-    }
 
 
 class CrossAttention(nn.Module):
