@@ -6,6 +6,7 @@ the cache makes its own directories when it first writes.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -49,16 +50,19 @@ def prebuilt_specs() -> tuple[Path, ...]:
     return tuple(folder for folder in folders if folder.is_dir())
 
 
+@cache
 def shipped_specs() -> Path:
     """The folder of the shipped specs."""
     return Path(str(resources.files("flashgen.specs")))
 
 
+@cache
 def shipped_templates() -> Path:
     """The folder of the shipped templates and device headers."""
     return Path(str(resources.files("flashgen.templates")))
 
 
+@cache
 def integration_bodies() -> Path:
     """The file of the masks and biases that integrations put variants together from."""
     return Path(str(resources.files("flashgen.integrations"))) / "bodies.yaml"

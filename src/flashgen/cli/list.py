@@ -40,11 +40,12 @@ def command(spec_dirs: tuple[Path, ...], as_json: bool) -> None:
         )
         for entry in entries
     ]
+    groups = {entry.spec.path: group_of(entry.spec) for entry in entries}
     header, *lines = format_table(("key", "name", "arch", "passes", "spec"), rows).splitlines()
     click.echo(header)
     shown = ""
     for entry, line in zip(entries, lines, strict=True):
-        group = group_of(entry.spec)
+        group = groups[entry.spec.path]
         if group != shown:
             click.echo(f"\n{group}")
             shown = group
