@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ....generator.errors import ArgumentError
 from .base import Attend, Peer, Refusal
 from .eager import Eager
 from .flash_attn import FlashAttention2, FlashAttention3, FlashAttention4
 from .flex import Flex
-from .ours import Ours, Unordered
+from .ours import UNDROPPED, UNORDERED, Ours, Without
 from .sdpa import Sdpa
 
 __all__ = ["PEERS", "Attend", "Ours", "Peer", "Refusal", "peers_named"]
@@ -26,15 +27,16 @@ PEERS: dict[str, Peer] = {
         FlashAttention3(),
         FlashAttention4(),
         Eager(),
-        Unordered(),
+        UNORDERED,
+        UNDROPPED,
     )
 }
 """By name, in the order of the tables."""
-DEFAULT = tuple(name for name in PEERS if name not in ("eager", "unordered"))
+DEFAULT = tuple(name for name in PEERS if name not in ("eager", "unordered", "undropped"))
 
 
 def peers_named(names: Iterable[str], family: str | None = None) -> list[Peer]:
-    """The peers of those names, in their order; ``unordered`` is of ``family``.
+    """The peers of those names, in their order; ours without a field are of ``family``.
 
     Raises:
         ArgumentError: when one is unknown.
@@ -45,5 +47,6 @@ def peers_named(names: Iterable[str], family: str | None = None) -> list[Peer]:
             raise ArgumentError(
                 f"bench: --peers: expected some of {', '.join(PEERS)}, got {name!r}."
             )
-        found.append(Unordered(family) if name == "unordered" else PEERS[name])
+        peer = PEERS[name]
+        found.append(replace(peer, family=family) if isinstance(peer, Without) else peer)
     return found

@@ -1,13 +1,15 @@
-"""flashgen's own kernel as a contender, and the same variant without ``deterministic``."""
+"""flashgen's own kernel as a contender, and the same variant without one of its fields."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from ....generator.variant import Variant
 from ...kernel import Kernel
 from ...samples import Inputs
 from ..cells import Cell
@@ -38,15 +40,20 @@ class Ours:
 
 
 @dataclass(frozen=True)
-class Unordered:
-    """Our kernel of the variant without ``deterministic``, of the same family."""
+class Without:
+    """Our kernel of the variant without one of its fields, of the same family.
 
+    Attributes:
+        name: what --peers calls it.
+        lacks: the field.
+        plain: a variant -> the one without it.
+        family: as `Ours` has it.
+    """
+
+    name: str
+    lacks: str
+    plain: Callable[[Variant], Variant]
     family: str | None = None
-
-    @property
-    def name(self) -> str:
-        """``unordered``."""
-        return "unordered"
 
     def absent(self, device: torch.device) -> str | None:
         """It is always there."""
@@ -54,7 +61,14 @@ class Unordered:
 
     def attend(self, cell: Cell, data: Inputs, dropout_p: float) -> Attend:
         """The kernel of the other variant."""
-        if not cell.variant.deterministic:
-            raise Refusal("the variant isn't deterministic itself")
-        plain = replace(cell, variant=replace(cell.variant, deterministic=False))
-        return Ours(self.family).attend(plain, data, dropout_p)
+        variant = self.plain(cell.variant)
+        if variant == cell.variant:
+            raise Refusal(f"the variant has no {self.lacks} itself")
+        p = dropout_p if variant.dropout else 0.0
+        return Ours(self.family).attend(replace(cell, variant=variant), data, p)
+
+
+UNORDERED = Without(
+    "unordered", "deterministic", lambda variant: replace(variant, deterministic=False)
+)
+UNDROPPED = Without("undropped", "dropout", lambda variant: replace(variant, dropout_bits=0))

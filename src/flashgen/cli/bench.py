@@ -156,7 +156,7 @@ def listed(kind: type = str, choices: Sequence[str] = ()) -> Callable[[str], tup
     type=listed(),
     metavar="NAME,...",
     help="flash, cudnn, efficient, math, flex, fa2, fa3, fa4 (default: all that are there); "
-    "eager, unordered (ours without deterministic); or none.",
+    "eager, unordered and undropped (ours without deterministic, without dropout); or none.",
 )
 @click.option(
     "--family",

@@ -72,10 +72,23 @@ def test_causal_of_unequal_lengths_is_another_function():
         PEERS["math"].attend(cell, cell.inputs(CPU, 0), 0.0)
 
 
-def test_unordered_is_for_deterministic_variants():
+@pytest.mark.parametrize(
+    ("name", "field"), [("unordered", "deterministic"), ("undropped", "dropout")]
+)
+def test_ours_without_a_field_is_for_variants_that_have_it(name, field):
     cell = Cell(parse_key("d16-fp32"), SHAPE)
-    with pytest.raises(Refusal, match="deterministic"):
-        PEERS["unordered"].attend(cell, cell.inputs(CPU, 0), 0.0)
+    with pytest.raises(Refusal, match=f"no {field}"):
+        PEERS[name].attend(cell, cell.inputs(CPU, 0), 0.0)
+
+
+def test_undropped_is_the_variant_without_dropout():
+    cell = Cell(parse_key("d16-fp32-causal-dropout"), SHAPE, dropout_p=0.5)
+    data = cell.inputs(CPU, 0)
+    out = PEERS["undropped"].attend(cell, data, 0.5).function(data.q, data.k, data.v)
+    plain = PEERS["math"].attend(Cell(parse_key("d16-fp32-causal"), SHAPE), data, 0.0)
+    with plain.context():
+        q, k, v = (t.transpose(1, 2) for t in (data.q, data.k, data.v))
+        torch.testing.assert_close(out.transpose(1, 2), plain.function(q, k, v))
 
 
 @pytest.mark.parametrize(
