@@ -389,6 +389,7 @@ __device__ __forceinline__ Position locate(const Params& p) {
     at.num_keys = min(kTileN, p.seqlen_k - at.kv_begin);
     return at;
 }
+
 __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     bwd_d64_fp16_causal_dropout_sm80(const __grid_constant__ Params p) {
     extern __shared__ __align__(128) uint8_t smem[];
@@ -574,6 +575,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     v_smem.store<kHeadDimV, kNumThreads>(p.dv.row(at.sequence.batch(), at.h_kv, row),
                                          p.dv.row_stride, at.num_keys);
 }
+
 // ---- Host ----
 struct ProgramGradients {};
 
@@ -606,6 +608,7 @@ Workspace workspace_of(const WorkspaceSizes& s) {
     w.dq_accum = place(tiles * kTileM * (kBlocksQk * 16) * int64_t{sizeof(float)});
     return w;
 }
+
 // What one call brings.
 struct Call {
     const AttentionArgs& attention;

@@ -126,6 +126,7 @@ struct QueryLanes {
     int q_idx(int, int lane) const { return q_begin + lane; }
     int kv_idx(int step, int) const { return kv_begin + step; }
 };
+
 struct KeyLanes {
     const Row* rows;        // of the steps
     const Column* columns;  // of the lanes

@@ -51,6 +51,7 @@ struct Tiles128x128 {
     using KTile = SwizzledTile<kTileN, kHeadDim>;
     using VTile = SwizzledTile<kTileN, kHeadDimV>;
 };
+
 constexpr int kWorkSlots = 2;  // blocks of queries that the producer is ahead, and one
 
 // ---- Program ----
@@ -174,6 +175,7 @@ __device__ __forceinline__ int64_t lse_row(const Params& p, const Position& at) 
 __device__ __forceinline__ Head head_of(const Params& p, const Position& at) {
     return make_head(p.program, at.b, at.h, at.h_kv, at.q_len, at.kv_len, p.num_heads);
 }
+
 // What a consumer is told of a tile of keys, in one word. The first two are shifted by a
 // warpgroup's number.
 constexpr uint32_t kFull = 1;  // each of its queries sees all of the tile
@@ -250,6 +252,7 @@ struct Shared {
         return barrier(2 + 2 * kWorkSlots + kind * C::kNumStages + stage);
     }
 };
+
 // The tiles of keys that a block of queries needs, last one first; whole warps walk.
 template <class C>
 struct KeyWalk {
@@ -286,6 +289,7 @@ struct KeyWalk {
     int tile_, first_;
     Range full_, visible_;  // of the lane's warpgroup
 };
+
 // Warp 0: hands out the work, and brings Q and K.
 template <class C>
 __device__ __forceinline__ void produce_keys(const Params& p, const Shared<C>& shared) {
@@ -369,6 +373,7 @@ __device__ __forceinline__ void produce_values(const Params& p, const Shared<C>&
         }
     }
 }
+
 // ---- Products of a warpgroup ----
 // acc[64, 8 * blocks] += A[64, 16] @ B[16, 8 * blocks], or = where !accumulate, without waiting.
 // Warp w of the four has rows 16 * w up; each 16 x 8 block lies in its lanes as one of mma.m16n8.
@@ -520,6 +525,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[C::kBlocksN][4], const Par
         }
     }
 }
+
 // How far a row's maximum may rise, as a power of two, before what was summed relative to the old
 // one is rescaled. Sums are fp32 and P at most 2^8, so that nothing is lost, and in most steps the
 // output stays as it is.
@@ -599,6 +605,7 @@ __device__ __forceinline__ void pack_probabilities(uint32_t (&p)[kBlocksN / 2][4
         p[n / 2][n % 2 * 2 + 1] = Element::pack(s[n][2], s[n][3]);
     }
 }
+
 // Hands the words that four lanes of a quad hold of four blocks round, so that lane i has all of
 // block i: 16 bytes that lie side by side.
 __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
@@ -656,6 +663,7 @@ __device__ __forceinline__ void finish(const Output& out, const RowStats& stats,
         }
     }
 }
+
 // Warpgroups take turns at the tensor cores: one issues its products while another is at its
 // softmax. They go through the same tiles, so each has as many turns as the others.
 template <class C>
@@ -674,6 +682,7 @@ struct Turn {
         if (group == 0) wait();
     }
 };
+
 // What a warpgroup does from start to end: takes one block of queries after another.
 template <class C>
 __device__ __forceinline__ void consume(const Params& p, const Shared<C>& shared, int group) {
@@ -838,6 +847,7 @@ __device__ __forceinline__ void consume(const Params& p, const Shared<C>& shared
     }
     turn.finish();
 }
+
 template <class C>
 __global__ void __launch_bounds__(C::kNumThreads, 1)
     fwd_d128_bf16_causal_sm90(const __grid_constant__ Params p) {

@@ -157,6 +157,7 @@ __device__ __forceinline__ Head head_of(const Params& p, const Position& at) {
     return make_head(p.program, p.first_batch + at.b, at.h, at.h / p.group, at.q_len, at.kv_len,
                      p.num_heads);
 }
+
 // Hides the keys that a query may not see, and those past the sequence's end.
 __device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], const Params& p,
                                            const Head& head, int q_begin, int kv_begin, int warp,
@@ -182,6 +183,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], con
         }
     }
 }
+
 // Leaves the greatest score of each row of the warp where the warps with its other keys find it.
 __device__ __forceinline__ void share_maxima(float* maxima, const float (&s)[kAtomsM][kBlocksN][4],
                                              int warp, int lane) {
@@ -258,6 +260,7 @@ __device__ __forceinline__ void multiply_pv(Output& out, const float (&p)[kAtoms
         multiply_step<Element, kBlocksV, kKeySplits>(out, a, v_smem, k, part * kOwnBlocksV, lane);
     }
 }
+
 // Divides by the row sums, writes lse, and leaves the output tile in shared memory.
 __device__ __forceinline__ void finish(const Output& out, const RowStats& stats, OutTile out_smem,
                                        const Position& at, const Params& p,

@@ -53,6 +53,7 @@ struct Tiles192x128 {
     using KTile = SwizzledTile<kTileN, kHeadDim>;
     using VTile = SwizzledTile<kTileN, kHeadDimV>;
 };
+
 // 2 warpgroups that compute, 128 keys a step
 struct Tiles128x128 {
     static constexpr int kTileM = 128;  // queries of a block: 64 a warpgroup
@@ -79,6 +80,7 @@ struct Tiles128x128 {
     using KTile = SwizzledTile<kTileN, kHeadDim>;
     using VTile = SwizzledTile<kTileN, kHeadDimV>;
 };
+
 constexpr int kWorkSlots = 2;  // blocks of queries that the producer is ahead, and one
 
 // ---- Program ----
@@ -191,6 +193,7 @@ __device__ __forceinline__ int64_t lse_row(const Params& p, const Position& at) 
 __device__ __forceinline__ Head head_of(const Params& p, const Position& at) {
     return make_head(p.program, at.b, at.h, at.h_kv, at.q_len, at.kv_len, p.num_heads);
 }
+
 // What a consumer is told of a tile of keys, in one word. The first two are shifted by a
 // warpgroup's number.
 constexpr uint32_t kFull = 1;  // each of its queries sees all of the tile
@@ -267,6 +270,7 @@ struct Shared {
         return barrier(2 + 2 * kWorkSlots + kind * C::kNumStages + stage);
     }
 };
+
 // The tiles of keys that a block of queries needs, last one first; whole warps walk.
 template <class C>
 struct KeyWalk {
@@ -303,6 +307,7 @@ struct KeyWalk {
     int tile_, first_;
     Range full_, visible_;  // of the lane's warpgroup
 };
+
 // Warp 0: hands out the work, and brings Q and K.
 template <class C>
 __device__ __forceinline__ void produce_keys(const Params& p, const Shared<C>& shared) {
@@ -385,6 +390,7 @@ __device__ __forceinline__ void produce_values(const Params& p, const Shared<C>&
         }
     }
 }
+
 // ---- Products of a warpgroup ----
 // acc[64, 8 * blocks] += A[64, 16] @ B[16, 8 * blocks], or = where !accumulate, without waiting.
 // Warp w of the four has rows 16 * w up; each 16 x 8 block lies in its lanes as one of mma.m16n8.
@@ -563,6 +569,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[C::kBlocksN][4], const Par
         }
     }
 }
+
 // How far a row's maximum may rise, as a power of two, before what was summed relative to the old
 // one is rescaled. Sums are fp32 and P at most 2^8, so that nothing is lost, and in most steps the
 // output stays as it is.
@@ -642,6 +649,7 @@ __device__ __forceinline__ void pack_probabilities(uint32_t (&p)[kBlocksN / 2][4
         p[n / 2][n % 2 * 2 + 1] = Element::pack(s[n][2], s[n][3]);
     }
 }
+
 // Hands the words that four lanes of a quad hold of four blocks round, so that lane i has all of
 // block i: 16 bytes that lie side by side.
 __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
@@ -699,6 +707,7 @@ __device__ __forceinline__ void finish(const Output& out, const RowStats& stats,
         }
     }
 }
+
 // Warpgroups take turns at the tensor cores: one issues its products while another is at its
 // softmax. They go through the same tiles, so each has as many turns as the others.
 template <class C>
@@ -717,6 +726,7 @@ struct Turn {
         if (group == 0) wait();
     }
 };
+
 // What a warpgroup does from start to end: takes one block of queries after another.
 template <class C>
 __device__ __forceinline__ void consume(const Params& p, const Shared<C>& shared, int group) {
@@ -864,6 +874,7 @@ __device__ __forceinline__ void consume(const Params& p, const Shared<C>& shared
     }
     turn.finish();
 }
+
 template <class C>
 __global__ void __launch_bounds__(C::kNumThreads, 1)
     fwd_d64_bf16_sm90(const __grid_constant__ Params p) {

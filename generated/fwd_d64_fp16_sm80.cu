@@ -153,6 +153,7 @@ __device__ __forceinline__ Head head_of(const Params& p, const Position& at) {
     return make_head(p.program, p.first_batch + at.b, at.h, at.h / p.group, at.q_len, at.kv_len,
                      p.num_heads);
 }
+
 // Hides the keys that a query may not see, and those past the sequence's end.
 __device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], const Params& p,
                                            const Head& head, int q_begin, int kv_begin, int warp,
@@ -178,6 +179,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], con
         }
     }
 }
+
 // One step of the online softmax: turns scores into probabilities relative to the new row maximum,
 // and rescales what was summed relative to the old one.
 __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], Output& out,
@@ -236,6 +238,7 @@ __device__ __forceinline__ void multiply_pv(Output& out, const float (&p)[kAtoms
         multiply_step<Element, kBlocksV, kKeySplits>(out, a, v_smem, k, part * kOwnBlocksV, lane);
     }
 }
+
 // Divides by the row sums, writes lse, and leaves the output tile in shared memory.
 __device__ __forceinline__ void finish(const Output& out, const RowStats& stats, OutTile out_smem,
                                        const Position& at, const Params& p, int warp, int part,

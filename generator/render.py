@@ -15,6 +15,8 @@ from .variant import Variant
 from .version import VERSION
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+_CROWDED = re.compile(r"^(\};?)\n(?=[^\s}#])(?!static_assert)", re.MULTILINE)
+_GAP = re.compile(r"\n{3,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,9 @@ def render_with(plan: KernelPlan, entry: str, export: object = None) -> str:
         entry: path of a binding's template below ``templates/``.
         export: what that template is given by this name, if anything.
     """
-    return (
-        environment()
-        .get_template(plan.template)
-        .render(
+    template = environment().get_template(plan.template)
+    return spaced(
+        template.render(
             plan=plan,
             variant=plan.variant,
             program=plan.program,
@@ -61,16 +62,23 @@ def render_with(plan: KernelPlan, entry: str, export: object = None) -> str:
     )
 
 
+def spaced(text: str) -> str:
+    """``text`` with one blank line between definitions, whichever parts a variant leaves out.
+
+    A template can't: Jinja takes the blank lines behind a line statement with it.
+    """
+    return _GAP.sub("\n\n", _CROWDED.sub(r"\1\n\n", text))
+
+
 def render_probe(variant: Variant) -> str:
     """The source of a function that classifies tiles as ``variant``'s kernels do.
 
     For `flashgen explain`; the variant's program must have a tile test.
     """
     program = program_for(variant)
-    return (
-        environment()
-        .get_template("explain/tiles.cpp.j2")
-        .render(variant=variant, program=program, hooks=program.hooks, version=VERSION)
+    template = environment().get_template("explain/tiles.cpp.j2")
+    return spaced(
+        template.render(variant=variant, program=program, hooks=program.hooks, version=VERSION)
     )
 
 

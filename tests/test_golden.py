@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from flashgen.generator.goldens import GOLDENS, INDEX, render_goldens
+from flashgen.generator.render import spaced
 from flashgen.generator.variant import parse_key
 
 GENERATED = Path(__file__).resolve().parents[1] / "generated"
@@ -60,3 +62,19 @@ def test_sources_are_formatted(rendered):
             check=True,
         ).stdout
         assert formatted == text, f"{name}: its template is not in .clang-format's style"
+
+
+def test_definitions_stand_apart(rendered):
+    for name, text in rendered.items():
+        lines = text.splitlines()
+        for number, (line, following) in enumerate(pairwise(lines), start=1):
+            crowded = line in ("}", "};") and following[:1] not in ("", "}", "#", " ")
+            assert not crowded or following.startswith("static_assert"), f"{name}:{number}"
+            assert line or following, f"{name}:{number}: two blank lines"
+
+
+def test_spacing_leaves_what_belongs_together():
+    text = "int f() {\n}\nint g();\n\n\n\nstruct A {\n};\nstatic_assert(true);\n}  // namespace\n"
+    assert spaced(text) == (
+        "int f() {\n}\n\nint g();\n\nstruct A {\n};\nstatic_assert(true);\n}  // namespace\n"
+    )
