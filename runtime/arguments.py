@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NoReturn
 
 import torch
@@ -78,7 +79,7 @@ def check_inputs(variant: Variant, q: torch.Tensor, k: torch.Tensor, v: torch.Te
             fits = v.shape == (total_k, num_heads_kv, variant.head_dim_v)
         if (
             fits
-            and q.dtype == k.dtype == v.dtype == dtype
+            and q.dtype is k.dtype is v.dtype is dtype
             and head_dim == head_dim_k == variant.head_dim
             and (num_heads == 0 if num_heads_kv == 0 else num_heads % num_heads_kv == 0)
             and q.device == k.device == v.device
@@ -304,15 +305,24 @@ def usable(tensor: torch.Tensor) -> torch.Tensor:
     16 bytes and have memory of their own (sm90's tensor maps know no stride of 0 between rows).
     Every other stride is taken as it is.
     """
-    if tensor.is_cuda:
-        if tensor.shape[-3] > 1 and tensor.stride(-3) == 0:
-            return tensor.clone(memory_format=torch.contiguous_format)
-        step = ALIGNMENT_BYTES // tensor.element_size()
-        for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
-            if size > 1 and stride % step:
-                return tensor.clone(memory_format=torch.contiguous_format)
-        if tensor.data_ptr() % ALIGNMENT_BYTES:
-            return tensor.clone(memory_format=torch.contiguous_format)
-    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-        return tensor.clone(memory_format=torch.contiguous_format)
-    return tensor
+    is_cuda = tensor.is_cuda
+    if (
+        tensor.is_contiguous()
+        or _readable(tensor.shape, tensor.stride(), tensor.element_size() if is_cuda else 0)
+    ) and not (is_cuda and tensor.data_ptr() % ALIGNMENT_BYTES):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+@lru_cache(maxsize=4096)
+def _readable(shape: tuple[int, ...], strides: tuple[int, ...], element_bytes: int) -> bool:
+    """Whether a kernel takes these strides; ``element_bytes`` is 0 on the CPU."""
+    if strides[-1] != 1 and shape[-1] > 1:
+        return False
+    if not element_bytes:
+        return True
+    if shape[-3] > 1 and strides[-3] == 0:
+        return False
+    step = ALIGNMENT_BYTES // element_bytes
+    rows = zip(shape[:-1], strides[:-1], strict=True)
+    return all(size <= 1 or stride % step == 0 for size, stride in rows)

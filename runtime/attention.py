@@ -1,20 +1,15 @@
-"""A plain attention call -> the variant it needs, built on first use."""
+"""A plain attention call -> the variant it needs, and its result."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from ..generator.errors import ArgumentError
-from ..generator.variant import HEAD_DIM_STEP, MAX_HEAD_DIM, Variant, Window, parse_key
-from . import arguments, bodies, ops
-from .captures import NO_EXTRAS, Signature, refuse_lost_gradients, signature_of
-from .kernel import ForwardResult, Kernel, load
+from ..generator.variant import HEAD_DIM_STEP, MAX_HEAD_DIM, Variant, Window
+from . import arguments
+from .calls import NOTHING, call_variant, known_plan
 
 
 def attention(
@@ -62,6 +57,15 @@ def attention(
     Raises:
         ArgumentError: says which argument is wrong and what was expected.
     """
+    options = (
+        "attention", causal, dropout_p, softmax_scale, deterministic, window, softcap,
+        alibi_slopes is None, getattr(sink, "requires_grad", None),
+    )  # fmt: skip
+    plan = known_plan(q, k, v, options)
+    if plan is not None:
+        given = _given(window, softcap, alibi_slopes, sink) if plan.signature else NOTHING
+        out, lse, _ = plan(q, k, v, given)
+        return (out, lse) if return_lse else out
     head_dim, head_dim_v = _head_dims(q, k, v)
     _check_switches(causal=causal, deterministic=deterministic)
     variant = Variant(
@@ -77,51 +81,8 @@ def attention(
         sink="" if sink is None else "learned" if sink.requires_grad else "fixed",
     )
     given = _given(window, softcap, alibi_slopes, sink)
-    out, lse, _ = call_variant(variant, q, k, v, softmax_scale, dropout_p, given)
+    out, lse, _ = call_variant(variant, q, k, v, softmax_scale, dropout_p, given, options=options)
     return (out, lse) if return_lse else out
-
-
-def call_variant(
-    variant: Variant,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float | None,
-    dropout_p: float,
-    given: Mapping[str, Any],
-    mark: str = "",
-) -> ForwardResult:
-    """Attention by the kernel of ``variant``, built on first use; differentiable in out and lse.
-
-    Args:
-        variant: of presets, with the head sizes of q and v rounded up to what kernels are made for.
-        q: as ``Kernel.forward`` takes it, but of any head size up to the variant's; k and v too.
-        k: likewise.
-        v: likewise.
-        softmax_scale: default 1 / sqrt of the head size that q has.
-        dropout_p: as ``Kernel.forward`` takes it.
-        given: the keyword arguments that the variant has by its spec.
-        mark: what the key has behind the presets; of `bodies.mark_of`.
-
-    Raises:
-        ArgumentError: says which argument is wrong and what was expected.
-    """
-    head_dim, head_dim_v = q.shape[-1], v.shape[-1]
-    if softmax_scale is None:
-        softmax_scale = 1 / math.sqrt(head_dim)
-    q, k, v = pad_heads(variant, q, k, v)
-    key = variant.key + mark
-    call = arguments.prepare(variant, q, k, v, softmax_scale, dropout_p)
-    extras = NO_EXTRAS
-    if given:
-        signature = _signature(key)
-        extras = signature.bind(q, k, given)
-        if torch.is_grad_enabled():
-            refuse_lost_gradients(signature, extras)
-    handle = _handle(key, str(q.device))  # builds: so after every check
-    out, lse = ops.attend(handle, q, k, v, *call, extras.tensors, extras.numbers)
-    out = out[..., :head_dim_v] if variant.head_dim_v != head_dim_v else out
-    return ForwardResult(out, lse, call[0])
 
 
 def _check_switches(**switches: object) -> None:
@@ -165,51 +126,6 @@ def _given(
             )
         found["window_left"], found["window_right"] = window
     return found
-
-
-def _signature(key: str) -> Signature:
-    """How calls of the variant of ``key`` are made; a constant to torch.compile."""
-    if torch.compiler.is_compiling():
-        from .constants import constant_signature
-
-        return constant_signature(key)
-    return find_signature(key)
-
-
-def _handle(key: str, device: str) -> str:
-    """The handle of the kernel of ``key``, ready for ``device``; a constant to torch.compile."""
-    if torch.compiler.is_compiling():
-        from .constants import constant_handle
-
-        return constant_handle(key, device)
-    return find_handle(key, device)
-
-
-def find_signature(key: str) -> Signature:
-    """How calls of the variant of ``key`` are made."""
-    return signature_of(bodies.variant_of(key) or parse_key(key))
-
-
-def find_handle(key: str, device: str) -> str:
-    """The handle of the kernel of ``key``, built and loaded for ``device``."""
-    return _kernel(key, device).handle
-
-
-@cache
-def _kernel(key: str, device: str) -> Kernel:
-    """One kernel for each device, so that a first use builds outside of any graph."""
-    variant = bodies.variant_of(key)
-    return load(key, device) if variant is None else Kernel(variant, torch.device(device))
-
-
-def pad_heads(
-    variant: Variant, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k and v with zeros up to the head sizes of ``variant``."""
-    more, more_v = variant.head_dim - q.shape[-1], variant.head_dim_v - v.shape[-1]
-    if more:
-        q, k = pad(q, (0, more)), pad(k, (0, more))
-    return q, k, pad(v, (0, more_v)) if more_v else v
 
 
 def padded_head_dim(name: str, head_dim: int) -> int:

@@ -1,4 +1,4 @@
-"""Lookups of `attention` -> constants of a traced graph.
+"""Lookups of `calls` -> constants of a traced graph.
 
 Imported while torch.compile traces a call and never before: marking a function imports the whole
 of torch's compiler, which takes seconds.
@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import torch
 
-from . import attention, bodies
+from . import bodies, calls
 from .captures import Signature
 
 constant_signature: Callable[[str], Signature] = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
-    attention.find_signature
+    calls.find_signature
 )
 constant_handle: Callable[[str, str], str] = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
-    attention.find_handle
+    calls.find_handle
 )
 constant_mark: Callable[[str, str, bool], str] = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
     bodies.find_mark

@@ -15,7 +15,7 @@ from torch.autograd.function import FunctionCtx
 
 from ..generator.errors import FlashgenError
 
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Runner(Protocol):
@@ -69,7 +69,7 @@ def register(runner: Runner) -> None:
 
 
 def attend(
-    runner: Runner | str,
+    runner: Runner,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -78,35 +78,62 @@ def attend(
     dropout_threshold: int,
     extras: tuple[torch.Tensor, ...] = (),
     numbers: tuple[int | float, ...] = (),
+    heads_first: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse), both differentiable with respect to q, k, v and extras that have a gradient.
 
-    ``runner`` may be a handle, which torch.compile takes as a constant.
+    With ``heads_first`` q, k, v and out are (batch, heads, seqlen, head_dim).
     """
     scalars = (softmax_scale, dropout_threshold)
-    if torch.compiler.is_compiling() or type(q) not in _PLAIN_TENSORS:
-        from . import operators  # here: registering them imports most of torch.compile
-
-        handle = runner if isinstance(runner, str) else runner.handle
-        return operators.forward(q, k, v, rng_state, handle, *scalars, extras, numbers)
-    runner = runner_of(runner) if isinstance(runner, str) else runner
+    if torch.compiler.is_compiling() or type(q) not in PLAIN_TENSORS:
+        return traced(runner.handle, q, k, v, rng_state, *scalars, extras, numbers, heads_first)
     if torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
-        or any(extra.requires_grad for extra in extras)
+        or (extras and any(extra.requires_grad for extra in extras))
     ):
-        call = (runner, *scalars, numbers)
+        call = (runner, softmax_scale, dropout_threshold, numbers, heads_first)
         out, lse = _Attention.apply(q, k, v, rng_state, call, *extras)  # type: ignore[no-untyped-call]
         return out, lse
-    return runner.run_forward(q, k, v, rng_state, *scalars, extras, numbers)
+    if not heads_first:
+        return runner.run_forward(q, k, v, rng_state, *scalars, extras, numbers)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    out, lse = runner.run_forward(q, k, v, rng_state, *scalars, extras, numbers)
+    return out.transpose(1, 2), lse
 
 
-_Call: TypeAlias = tuple[Runner, float, int, tuple[int | float, ...]]
+def traced(
+    handle: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rng_state: torch.Tensor | None,
+    softmax_scale: float,
+    dropout_threshold: int,
+    extras: tuple[torch.Tensor, ...] = (),
+    numbers: tuple[int | float, ...] = (),
+    heads_first: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attend` by an operator; ``handle`` is a constant to torch.compile."""
+    from . import operators  # here: registering them imports most of torch.compile
+
+    rest = (rng_state, handle, softmax_scale, dropout_threshold, extras, numbers)
+    if not heads_first:
+        return operators.forward(q, k, v, *rest)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    out, lse = operators.forward(q, k, v, *rest)
+    return out.transpose(1, 2), lse
+
+
+_Call: TypeAlias = tuple[Runner, float, int, tuple[int | float, ...], bool]
 
 
 class _Attention(torch.autograd.Function):
-    """The eager path. Saves q, k, v, out, lse, rng_state and extras, nothing else."""
+    """The eager path. Saves q, k, v, out, lse, rng_state and extras, nothing else.
+
+    It transposes by itself, as each view outside would be a node of the graph.
+    """
 
     @staticmethod
     def forward(
@@ -118,11 +145,16 @@ class _Attention(torch.autograd.Function):
         call: _Call,
         *extras: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        runner, softmax_scale, dropout_threshold, numbers = call
+        runner, softmax_scale, dropout_threshold, numbers, heads_first = call
+        given = (q, k, v)
+        if heads_first:
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         out, lse = runner.run_forward(
             q, k, v, rng_state, softmax_scale, dropout_threshold, extras, numbers
         )
-        ctx.save_for_backward(q, k, v, out, lse, rng_state, *extras)
+        if heads_first:
+            out = out.transpose(1, 2)
+        ctx.save_for_backward(*given, out, lse, rng_state, *extras)
         ctx.call = call
         ctx.set_materialize_grads(False)
         return out, lse
@@ -131,25 +163,34 @@ class _Attention(torch.autograd.Function):
     def backward(
         ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, out, lse, rng_state, *extras = ctx.saved_tensors
-        if dout is None and dlse is None:
-            return (None,) * (5 + len(extras))
+        saved = ctx.saved_tensors
+        count = len(saved) - 6
         if dout is None:
-            dout = torch.zeros_like(out)
-        tensors = (dout, q, k, v, out, lse, dlse, rng_state, *extras)
+            if dlse is None:
+                return (None,) * (5 + count)
+            dout = torch.zeros_like(saved[3])
+        tensors = (dout, *saved[:5], dlse, *saved[5:])
         if torch.is_grad_enabled():
             grads = _Gradients.apply(ctx.call, *tensors)  # type: ignore[no-untyped-call]
         else:
             grads = _run_backward(ctx.call, *tensors)
-        if not extras:
+        if not count:
             return (*grads, None, None)
-        return (*grads[:3], None, None, *placed(ctx.call[0], grads[3:], len(extras)))
+        return (*grads[:3], None, None, *placed(ctx.call[0], grads[3:], count))
 
 
 def _run_backward(call: _Call, *tensors: Any) -> tuple[torch.Tensor, ...]:
-    runner, softmax_scale, dropout_threshold, numbers = call
-    scalars = (softmax_scale, dropout_threshold)
-    return runner.run_backward(*tensors[:8], *scalars, tensors[8:], numbers)  # type: ignore[call-arg]
+    runner, softmax_scale, dropout_threshold, numbers, heads_first = call
+    dout, q, k, v, out, lse, dlse, rng_state, *extras = tensors
+    if heads_first:
+        dout, q, k = dout.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2)
+        v, out = v.transpose(1, 2), out.transpose(1, 2)
+    dq, dk, dv, *more = runner.run_backward(
+        dout, q, k, v, out, lse, dlse, rng_state, softmax_scale, dropout_threshold, extras, numbers
+    )
+    if heads_first:
+        dq, dk, dv = dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+    return dq, dk, dv, *more
 
 
 def placed(runner: Runner, grads: Sequence[torch.Tensor], count: int) -> list[torch.Tensor | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class PassRunner:
         self._spec = spec
         self._family = family
         self._passes: dict[tuple[torch.device, str], CompiledPass] = {}
+        self._switches_device = False
         self._lock = threading.Lock()
         self._load(_indexed(device), passes)
 
@@ -64,22 +65,27 @@ class PassRunner:
         numbers: Sequence[int | float] = (),
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(out, lse) of checked arguments: the operator's implementation."""
-        device = q.device
+        device, dtype, usable = q.device, q.dtype, arguments.usable
         sizes = _sizes(q, k, extras)
         batch, num_heads, _, rows, columns = sizes
-        dense = q.dim() == 4
-        out_shape = (batch, rows, num_heads, v.shape[3]) if dense else (rows, num_heads, v.shape[2])
-        out = _empty(out_shape, q.dtype, device)
-        lse_shape = (batch, num_heads, rows) if dense else (num_heads, rows)
-        lse = _empty(lse_shape, arguments.lse_dtype(q.dtype), device)
+        if len(q.shape) == 4:
+            out = _empty((batch, rows, num_heads, v.shape[3]), dtype, device)
+            lse = _empty((batch, num_heads, rows), arguments.lse_dtype(dtype), device)
+        else:
+            out = _empty((rows, num_heads, v.shape[2]), dtype, device)
+            lse = _empty((num_heads, rows), arguments.lse_dtype(dtype), device)
         if columns == 0 or out.numel() == 0:
             return out.zero_(), self._signature.lse_without_keys(lse, extras)
-        compiled = self._compiled(device, "forward")
+        if softmax_scale <= 0:
+            q, softmax_scale, _ = arguments.positive_scale(q, softmax_scale)
+        compiled = self._passes.get((device, "forward")) or self._compiled(device, "forward")
+        tensors = (out, lse, usable(q), usable(k), usable(v), rng_state)
         workspace = _workspace(compiled, sizes, device)
-        q, softmax_scale, _ = arguments.positive_scale(q, softmax_scale)
-        tensors = [arguments.usable(tensor) for tensor in (q, k, v)]
         scalars = (softmax_scale, dropout_threshold, *extras, *numbers)
-        _launch(compiled, device, out, lse, *tensors, rng_state, workspace, *scalars)
+        if self._switches_device:
+            _launch(compiled, device, *tensors, workspace, *scalars)
+        else:
+            compiled.function(*tensors, workspace, *scalars)
         return out, lse
 
     def run_backward(
@@ -98,25 +104,38 @@ class PassRunner:
         numbers: Sequence[int | float] = (),
     ) -> tuple[torch.Tensor, ...]:
         """(dq, dk, dv, gradients of extras) of checked arguments: the operator's implementation."""
-        device, slots = q.device, self.gradient_slots
-        dq, dk, dv = (_empty(tuple(t.shape), t.dtype, device) for t in (q, k, v))
-        more = [_empty(tuple(extras[i].shape), lse.dtype, device) for i in slots] if slots else []
+        device, dtype, slots, usable = q.device, q.dtype, self.gradient_slots, arguments.usable
+        dq, dk = _empty(q.shape, dtype, device), _empty(k.shape, dtype, device)
+        dv = _empty(v.shape, dtype, device)
+        more = [_empty(extras[i].shape, lse.dtype, device) for i in slots] if slots else []
         sizes = _sizes(q, k, extras)
         if sizes[4] == 0 or dout.numel() == 0:
             self._signature.gradients_without_keys(more, dlse, extras)
             dq, dk, dv = dq.zero_(), dk.zero_(), dv.zero_()
         else:
-            compiled = self._compiled(device, "backward")
+            sign = 1
+            if softmax_scale <= 0:
+                q, softmax_scale, sign = arguments.positive_scale(q, softmax_scale)
+            compiled = self._passes.get((device, "backward")) or self._compiled(device, "backward")
+            stats = (lse.contiguous(), None if dlse is None else dlse.contiguous(), rng_state)
+            inputs = (usable(dout), usable(q), usable(k), usable(v), usable(out), *stats)
             workspace = _workspace(compiled, sizes, device)
-            q, softmax_scale, sign = arguments.positive_scale(q, softmax_scale)
-            inputs = [arguments.usable(tensor) for tensor in (dout, q, k, v, out)]
-            stats = (lse.contiguous(), None if dlse is None else dlse.contiguous())
             scalars = (softmax_scale, dropout_threshold, *extras, *numbers, *more)
-            _launch(compiled, device, dq, dk, dv, *inputs, *stats, rng_state, workspace, *scalars)
+            if self._switches_device:
+                _launch(compiled, device, dq, dk, dv, *inputs, workspace, *scalars)
+            else:
+                compiled.function(dq, dk, dv, *inputs, workspace, *scalars)
             dq = dq if sign == 1 else dq.mul_(sign)
         if not more:
             return dq, dk, dv
         return dq, dk, dv, *(g.to(extras[i].dtype) for g, i in zip(more, slots, strict=True))
+
+    def ensure(self, device: torch.device, passes: Sequence[str]) -> None:
+        """Load those of ``passes`` that aren't there for ``device``, together."""
+        device = _indexed(device)
+        missing = [name for name in passes if (device, name) not in self._passes]
+        if missing:
+            self._load(device, missing)
 
     def _compiled(self, device: torch.device, pass_name: str) -> CompiledPass:
         compiled = self._passes.get((device, pass_name))
@@ -127,6 +146,8 @@ class PassRunner:
     def _load(self, device: torch.device, passes: Sequence[str]) -> dict[str, CompiledPass]:
         """Load ``passes`` for ``device``; those that aren't built yet are built together."""
         with self._lock:
+            if device.type == "cuda":  # a single GPU is always current, and asking takes a while
+                self._switches_device = torch.cuda.device_count() > 1
             requests = [
                 request_for(self.variant, name, device, self._family, self._spec) for name in passes
             ]
@@ -145,18 +166,30 @@ def _indexed(device: torch.device) -> torch.device:
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Every result and workspace is allocated here, so that a test can poison them."""
-    return torch.empty(shape, dtype=dtype, device=device)
+    return torch.empty_like(_pattern(shape, dtype, device))
+
+
+@lru_cache(maxsize=4096)
+def _pattern(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of one element in memory; its like takes half of the time of torch.empty."""
+    return _element(dtype, device).expand(shape)
+
+
+@cache
+def _element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty((), dtype=dtype, device=device)
 
 
 def _sizes(
     q: torch.Tensor, k: torch.Tensor, extras: Sequence[torch.Tensor]
 ) -> tuple[int, int, int, int, int]:
     """(batch or sequences, num_heads, num_heads_kv, queries, keys) of a call."""
-    if q.dim() == 4:
-        batch, seqlen_q, num_heads, _ = q.shape
+    shape = q.shape
+    if len(shape) == 4:
+        batch, seqlen_q, num_heads, _ = shape
         _, seqlen_k, num_heads_kv, _ = k.shape
         return batch, num_heads, num_heads_kv, seqlen_q, seqlen_k
-    total_q, num_heads, _ = q.shape
+    total_q, num_heads, _ = shape
     total_k, num_heads_kv, _ = k.shape
     return len(extras[0]) - 1, num_heads, num_heads_kv, total_q, total_k
 

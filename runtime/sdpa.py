@@ -8,9 +8,11 @@ import torch
 
 from ..generator.errors import ArgumentError
 from ..generator.variant import Variant
-from .attention import call_variant, checked_dtype, dropout_bits, padded_head_dim
+from .attention import checked_dtype, dropout_bits, padded_head_dim
 from .bodies import CAPTURE, mark_of
+from .calls import NOTHING, call_variant, known_plan
 from .captures import CAPTURE_DTYPES
+from .ops import PLAIN_TENSORS
 
 _WHERE = "scaled_dot_product_attention"
 _MASK_DTYPES = {dtype: name for name, dtype in CAPTURE_DTYPES.items()}
@@ -52,13 +54,54 @@ def scaled_dot_product_attention(
     Raises:
         ArgumentError: says which argument is wrong and what was expected.
     """
+    try:
+        if torch.is_autocast_enabled(query.device.type):
+            query, key, value = _cast(query, key, value)
+        options = (
+            _WHERE, dropout_p, is_causal, scale, enable_gqa,
+            torch.are_deterministic_algorithms_enabled(), _kind_of(attn_mask),
+        )  # fmt: skip
+    except AttributeError:  # told below, as all that is wrong
+        return _first_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    plan = known_plan(query, key, value, options)
+    if plan is None or (attn_mask is not None and plan.mask_layout is None):
+        return _first_call(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, options
+        )
+    if attn_mask is None or plan.mask_layout is None:
+        return plan(query, key, value)[0]
+    mask = attn_mask.as_strided(*plan.mask_layout, attn_mask.storage_offset())
+    return plan(query, key, value, NOTHING, (mask,))[0]
+
+
+def _kind_of(mask: torch.Tensor | None) -> tuple[Any, ...] | None:
+    """All that decides how ``mask`` is read, but its elements."""
+    if mask is None:
+        return None
+    return type(mask), mask.shape, mask.stride(), mask.dtype, mask.device, mask.requires_grad
+
+
+def _first_call(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    options: tuple[Any, ...] | None = None,
+) -> torch.Tensor:
+    """A call that none before was like, with all of its checks; later ones find its plan."""
     causal: bool | str = "top_left" if is_causal else False
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, torch.Tensor):
+            _refuse(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     if attn_mask is not None:
         if is_causal:
             _refuse("attn_mask: expected None with is_causal=True, got a mask. Put them together")
         attn_mask, causal = _without_bias_class(attn_mask)
-    query, key, value = _cast(query, key, value)
-    query_rank = query.dim()
+    given_four = query.dim() == 4 and key.shape[:1] == query.shape[:1]
     lead, query, key, value = _in_four_dimensions(query, key, value)
     _check_heads(query, key, enable_gqa)
     if causal and query.shape[2] == key.shape[2]:
@@ -68,17 +111,28 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         sizes = (*query.shape[:3], key.shape[2])
         mark, given[CAPTURE] = _mask(attn_mask, lead, sizes, query.dtype)
-    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        if not _is_view(given[CAPTURE], attn_mask):
+            options = None
     variant = Variant(
-        padded_head_dim("query", q.shape[3]),
-        padded_head_dim("value", v.shape[3]),
-        checked_dtype(q),
+        padded_head_dim("query", query.shape[3]),
+        padded_head_dim("value", value.shape[3]),
+        checked_dtype(query),
         causal=causal,  # type: ignore[arg-type]
         dropout_bits=dropout_bits(dropout_p),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
-    out = call_variant(variant, q, k, v, scale, dropout_p, given, mark).out.transpose(1, 2)
-    return out if query_rank == 4 else out.reshape(_shape(lead, out))
+    out, _, _ = call_variant(
+        variant, query, key, value, scale, dropout_p, given, mark=mark, heads_first=True,
+        options=options if given_four else None, tensors_known=True,
+    )  # fmt: skip
+    return out if len(lead) == 1 and lead[0] != -1 else out.reshape(_shape(lead, out))
+
+
+def _is_view(capture: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Whether ``capture`` is ``mask`` through other strides, so that a plan can say which."""
+    if torch.compiler.is_compiling() or type(mask) not in PLAIN_TENSORS or capture.requires_grad:
+        return False
+    return capture.data_ptr() == mask.data_ptr()
 
 
 def _without_bias_class(mask: torch.Tensor) -> tuple[torch.Tensor | None, bool | str]:
@@ -94,13 +148,7 @@ def _without_bias_class(mask: torch.Tensor) -> tuple[torch.Tensor | None, bool |
 
 def _cast(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """``tensors`` in autocast's dtype, as torch casts the arguments of its own."""
-    for name, tensor in zip(("query", "key", "value"), tensors, strict=True):
-        if not isinstance(tensor, torch.Tensor):
-            _refuse(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-    kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
-        return list(tensors)
-    dtype = torch.get_autocast_dtype(kind)
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return [t if t.dtype in (dtype, torch.float64) else t.to(dtype) for t in tensors]
 
 

@@ -9,8 +9,7 @@ import torch
 import flashgen
 from flashgen.generator.errors import ArgumentError
 from flashgen.generator.variant import parse_key
-from flashgen.runtime import attention as attention_module
-from flashgen.runtime import kernel as kernel_module
+from flashgen.runtime import calls
 from flashgen.runtime.log import logger
 from flashgen.runtime.verify import Inputs, compare_results
 
@@ -18,25 +17,26 @@ from flashgen.runtime.verify import Inputs, compare_results
 @pytest.fixture(scope="module", autouse=True)
 def module_cache(tmp_path_factory):
     """A cache of this file's own, and no kernel remembered from other files."""
-    attention_module._kernel.cache_clear()
+    calls.forget()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path_factory.mktemp("attention")))
         patch.delenv("FLASHGEN_PREBUILT", raising=False)
         patch.delenv("FLASHGEN_SPECS", raising=False)
         yield
-    attention_module._kernel.cache_clear()
+    calls.forget()
 
 
 @pytest.fixture
 def chosen(monkeypatch):
     """The keys that calls load, in order."""
     keys = []
+    make = calls.make_kernel
 
-    def load(key, device):
+    def noted(key, device, passes):
         keys.append(key)
-        return kernel_module.load(key, device)
+        return make(key, device, passes)
 
-    monkeypatch.setattr(attention_module, "load", load)
+    monkeypatch.setattr(calls, "make_kernel", noted)
     return keys
 
 
@@ -87,7 +87,7 @@ def test_result_and_gradients(chosen, d, dv, dtype, options, key):
     ],
 )
 def test_dropout_chooses_the_bits_it_needs(chosen, p, key):
-    attention_module._kernel.cache_clear()
+    calls.forget()
     q, k, v, _ = inputs()
     assert flashgen.attention(q, k, v, dropout_p=p).isfinite().all()
     assert chosen == [key]

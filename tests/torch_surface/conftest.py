@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from flashgen.runtime import attention as attention_module
+from flashgen.runtime import calls
 
 
 @pytest.fixture(scope="session")
@@ -24,27 +24,28 @@ def surface_folder(tmp_path_factory):
 @pytest.fixture(scope="module", autouse=True)
 def surface_cache(surface_folder):
     """A cache of this folder's own, and no kernel remembered from elsewhere."""
-    attention_module._kernel.cache_clear()
+    calls.forget()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHGEN_CACHE_DIR", str(surface_folder / "cache"))
         patch.setenv("CXX", str(surface_folder / "g++"))
         patch.delenv("FLASHGEN_PREBUILT", raising=False)
         patch.delenv("FLASHGEN_SPECS", raising=False)
         yield
-    attention_module._kernel.cache_clear()
+    calls.forget()
 
 
 @pytest.fixture
 def chosen(monkeypatch):
-    """The keys of kernels that calls have asked for, in order."""
+    """The keys of kernels that calls of new kinds have asked for, in order."""
+    calls.forget()
     keys = []
-    find = attention_module.find_handle
+    find = calls.find_kernel
 
-    def noted(key, device):
+    def noted(key, device, passes):
         keys.append(key)
-        return find(key, device)
+        return find(key, device, passes)
 
-    monkeypatch.setattr(attention_module, "find_handle", noted)
+    monkeypatch.setattr(calls, "find_kernel", noted)
     return keys
 
 

@@ -24,7 +24,7 @@ def choose(
     offsets: tuple[torch.Tensor, torch.Tensor] | None,
     dropout_p: float,
     causal: bool,
-    window_size: WindowSize,
+    window_size: tuple[int, int],
     softcap: float,
     alibi_slopes: torch.Tensor | None,
     deterministic: bool,
@@ -38,28 +38,19 @@ def choose(
         offsets: (cu_seqlens_q, cu_seqlens_k) of packed sequences, None of dense ones.
         dropout_p: decides the random bits of an element.
         causal: a right bound of 0.
-        window_size: (left, right), negative for no bound; read by the host where it is a tensor.
+        window_size: (left, right), negative for no bound.
         softcap: 0 for none.
         alibi_slopes: None without.
         deterministic: as the variant's.
     """
     _check_ranks(q, k, v, 4 if offsets is None else 3)
-    left, right = _window(window_size, causal)
-    windowed = left is not None or right not in (None, 0)
-    given: dict[str, Any] = {}
-    if offsets is not None:
-        given["cu_seqlens_q"], given["cu_seqlens_k"] = offsets
-    if windowed:
-        given["window_left"], given["window_right"] = left, right
-    if softcap > 0:
-        given["softcap"] = float(softcap)
-    if alibi_slopes is not None:
-        given["alibi_slopes"] = alibi_slopes
+    given = arguments_of(offsets, causal, window_size, softcap, alibi_slopes)
+    windowed = "window_left" in given
     variant = Variant(
         padded_head_dim("q", q.shape[-1]),
         padded_head_dim("v", v.shape[-1]),
         checked_dtype(q),
-        causal=right == 0 and not windowed,
+        causal=not windowed and (causal or window_size[1] == 0),
         dropout_bits=dropout_bits(dropout_p),
         deterministic=deterministic,
         layout="dense" if offsets is None else "varlen",
@@ -80,10 +71,32 @@ def _check_ranks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rank: int) -
             )
 
 
-def _window(window_size: WindowSize, causal: bool) -> tuple[int | None, int | None]:
-    """(left, right), None for no bound; causal is a right bound of 0."""
-    if isinstance(window_size, torch.Tensor):
-        window_size = tuple(window_size.tolist())
+def arguments_of(
+    offsets: tuple[torch.Tensor, torch.Tensor] | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+) -> dict[str, Any]:
+    """What the kernel of such a call takes besides q, k, v, scale and dropout, by name."""
+    given: dict[str, Any] = {}
+    if offsets is not None:
+        given["cu_seqlens_q"], given["cu_seqlens_k"] = offsets
     left, right = window_size
     right = 0 if causal else right
-    return left if left >= 0 else None, right if right >= 0 else None
+    if left >= 0 or right > 0:
+        given["window_left"] = left if left >= 0 else None
+        given["window_right"] = right if right >= 0 else None
+    if softcap > 0:
+        given["softcap"] = float(softcap)
+    if alibi_slopes is not None:
+        given["alibi_slopes"] = alibi_slopes
+    return given
+
+
+def pair_of(window_size: Any) -> tuple[int, int]:
+    """``window_size`` as two ints; read by the host where it is a tensor."""
+    if isinstance(window_size, torch.Tensor):
+        window_size = window_size.tolist()
+    left, right = window_size
+    return left, right

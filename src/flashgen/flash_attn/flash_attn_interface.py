@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import torch
 
 from ..generator.errors import ArgumentError
-from ..runtime.attention import call_variant
-from .choice import UnsupportedError, WindowSize, choose
+from ..runtime.calls import NOTHING, call_variant, known_plan
+from .choice import UnsupportedError, WindowSize, arguments_of, choose, pair_of
 from .dmask import dropped_weights
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -221,17 +221,36 @@ def _attend(
     deterministic: bool,
     return_attn_probs: bool,
 ) -> Result:
+    if type(window_size) is not tuple:
+        window_size = pair_of(window_size)
+    packed = offsets is not None
+    options = (
+        "flash_attn", packed, dropout_p, softmax_scale, causal, window_size, softcap,
+        alibi_slopes is None, deterministic,
+    )  # fmt: skip
+    plan = known_plan(q, k, v, options)
+    given = NOTHING
     try:
-        variant, given = choose(
-            q, k, v, offsets, dropout_p, causal, window_size, softcap, alibi_slopes, deterministic
-        )
-        out, lse, rng_state = call_variant(variant, q, k, v, softmax_scale, dropout_p, given)
+        if plan is None:
+            variant, given = choose(
+                q, k, v, offsets, dropout_p, causal, window_size, softcap, alibi_slopes,
+                deterministic,
+            )  # fmt: skip
+            out, lse, rng_state = call_variant(
+                variant, q, k, v, softmax_scale, dropout_p, given, options=options
+            )
+        else:
+            if plan.signature is not None or return_attn_probs:
+                given = arguments_of(offsets, causal, window_size, softcap, alibi_slopes)
+            out, lse, rng_state = plan(q, k, v, given)
     except ArgumentError as error:
         raise UnsupportedError(*error.args) from None
     if not return_attn_probs:
         return out
     if rng_state is None:
         return out, lse, q.new_empty(0)
+    if plan is not None:
+        variant = plan.kernel.variant
     return out, lse, dropped_weights(variant, q, k, softmax_scale, dropout_p, rng_state, given)
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from ..generator.errors import FlashgenError
-from ..generator.variant import Variant
-from ..runtime import arguments, ops
-from ..runtime.attention import call_variant, find_handle, find_signature
+from ..generator.variant import PASSES, Variant
+from ..runtime import arguments, calls
 from ..runtime.captures import NO_EXTRAS
 from .choice import UnsupportedError, choose
 
@@ -141,15 +140,24 @@ def _forward(
             "torch.nn.attention.restore_flash_attention_impl() gives torch's own kernels back."
         )
     window = (window_size_left, window_size_right)
-    variant, given = _choose(
-        query, key, value, cum_seq_q, cum_seq_k, dropout_p, is_causal, window, alibi_slopes
-    )
-    found = call_variant(variant, query, key, value, scale, dropout_p, given)
-    state = found.rng_state
+    options = (
+        "aten", cum_seq_q is None, dropout_p, scale, is_causal, window, alibi_slopes is None,
+        torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
+    plan = calls.known_plan(query, key, value, options)
+    if plan is not None and plan.signature is None:
+        out, lse, state = plan(query, key, value)
+    else:
+        variant, given = _choose(
+            query, key, value, cum_seq_q, cum_seq_k, dropout_p, is_causal, window, alibi_slopes
+        )
+        out, lse, state = calls.call_variant(
+            variant, query, key, value, scale, dropout_p, given, options=options
+        )
     if state is None:
         state = torch.empty(2, dtype=torch.int64, device=query.device)
     unused = torch.empty((), dtype=torch.uint64, device=query.device)
-    return found.out, found.lse, state.view(torch.uint64), unused, query.new_empty(0)
+    return out, lse, state.view(torch.uint64), unused, query.new_empty(0)
 
 
 @torch.no_grad()
@@ -179,9 +187,9 @@ def _backward(
     )
     arguments.check_inputs(variant, query, key, value)  # of a head size that kernels have
     threshold = arguments.threshold_of(variant, dropout_p)
-    extras = find_signature(variant.key).bind(query, key, given) if given else NO_EXTRAS
-    runner = ops.runner_of(find_handle(variant.key, str(query.device)))
-    return runner.run_backward(
+    extras = calls.find_signature(variant.key).bind(query, key, given) if given else NO_EXTRAS
+    kernel = calls.find_kernel(variant.key, query.device, PASSES)
+    return kernel.run_backward(
         grad_out, query, key, value, out, logsumexp, None,
         rng_state.view(torch.int64) if threshold else None,
         arguments.scale_of(variant, scale), threshold, extras.tensors, extras.numbers,

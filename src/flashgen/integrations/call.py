@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ..runtime.arguments import DTYPE_NAMES
-from ..runtime.attention import checked_dtype, dropout_bits, pad_heads, padded_head_dim
+from ..runtime.attention import checked_dtype, dropout_bits, padded_head_dim
+from ..runtime.calls import pad_heads
 from .choice import Choice, find_kernel
 from .lazy_mask import MaskParts
 
