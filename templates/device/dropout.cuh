@@ -64,4 +64,9 @@ __device__ __forceinline__ uint32_t keep_bits(const Dropout& d, uint32_t block_q
     return keep;
 }
 
+// Whether keep_bits() keeps element i of the n-th of its accumulators.
+__device__ __forceinline__ bool keeps(uint32_t keep, int n, int i) {
+    return keep >> (2 * n + i / 2 + i % 2 * 16) & 1;
+}
+
 }  // namespace flashgen
