@@ -1,0 +1,88 @@
+"""Kernels of sm90 on an emulated thread block: right whether asynchronous work comes soon or late.
+
+Needs nvcc for CUDA's headers alone, and no GPU.
+"""
+
+from __future__ import annotations
+
+import math
+
+import emulated
+import pytest
+import torch
+
+from flashgen.generator.arch import TARGETS
+from flashgen.generator.plan import plan
+from flashgen.generator.variant import parse_key
+from flashgen.runtime import passes as passes_module
+from flashgen.runtime.samples import Shape
+from flashgen.runtime.verify import compare_call
+
+pytestmark = pytest.mark.nvcc
+CPU = torch.device("cpu")
+SHAPES = (
+    Shape(2, 4, 2, 113, 203),  # unequal, no multiple of any tile, grouped heads
+    Shape(1, 3, 1, 300, 130),  # several blocks of queries for each thread block; rows without keys
+    Shape(1, 1, 1, 1, 1),
+    Shape(1, 1, 1, 2, 400),  # more steps than stages
+)
+KEYS = (
+    "d64-bf16-causal",  # two configurations, of which a call chooses
+    "d128-fp16",  # the next block's S behind this one's P V
+    "d192v128-bf16-causal-dropout",
+    "d72-bf16-varlen-causal-window40x9",
+    "d32-fp16-softcap5-alibi-sink-blockmask16x32",
+)
+
+
+FAULTS = {  # text -> what a fault makes of it
+    "wgmma_wait<0>();\n                pin_accumulators(out);": "pin_accumulators(out);",
+    "shared.v_full(v.stage).wait(v.parity);": "",
+    "    fence_async_proxy();\n": "",
+    "    turn.finish();\n": "",
+}
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch):
+    """Every result starts as NaN: what a kernel leaves unwritten is seen."""
+
+    def poisoned(shape, dtype, device):
+        value = 0xFF if dtype == torch.uint8 else math.nan
+        return torch.full(shape, value, dtype=dtype, device=device)
+
+    monkeypatch.setattr(passes_module, "_empty", poisoned)
+
+
+def emulate(key, folder, **pins):
+    found = plan(parse_key(key), "forward", TARGETS["sm90"], pins=pins or None)
+    return emulated.EmulatedKernel([found], folder)
+
+
+def check(kernel):
+    for late in (False, True):
+        kernel.work_late(late)
+        for shape in SHAPES:
+            for name, found in compare_call(kernel, shape, CPU, backward=False).items():
+                assert found.ok, f"{name}, {shape}, late={late}: {found}"
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_forward(key, tmp_path):
+    check(emulate(key, tmp_path))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen(fault, tmp_path, monkeypatch):
+    replaced = 0
+
+    def with_fault(text, bf16, on_cpu=emulated.on_cpu):
+        nonlocal replaced
+        replaced += text.count(fault)
+        return on_cpu(text.replace(fault, FAULTS[fault]), bf16)
+
+    monkeypatch.setattr(emulated, "on_cpu", with_fault)
+    kernel = emulate("d16-bf16-varlen", tmp_path)
+    assert replaced == 1
+    with pytest.raises((AssertionError, RuntimeError)):
+        check(kernel)
