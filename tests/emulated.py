@@ -83,7 +83,12 @@ def on_cpu(text: str, bf16: bool) -> str:
         pieces += [text[at : found.end()], _body(name, body, text[: found.start()], bf16), "}"]
         at = end + 1
     text = "".join([*pieces, text[at:]]).replace(" kDLCUDA,\n", " kDLCPU,\n")
-    return re.sub(r"extern __shared__ [^;]*?(\w+)\[\];", r"uint8_t* \1 = emu::block_smem();", text)
+    text = re.sub(r"extern __shared__ [^;]*?(\w+)\[\];", r"uint8_t* \1 = emu::block_smem();", text)
+    return re.sub(  # a kernel has at most one of these
+        r"__shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[([^;]*)\];",
+        r"auto& \2 = *reinterpret_cast<\1(*)[\3]>(emu::static_smem());",
+        text,
+    )
 
 
 def _closing(text: str, at: int) -> int:

@@ -176,7 +176,9 @@ T from_bits(uint64_t bits) {
 }
 
 // ---- Shared memory ----
+constexpr int kStaticBytes = 48 * 1024;  // behind what a launch asks for
 inline uint8_t* block_smem() { return block.smem; }
+inline uint8_t* static_smem() { return block.smem + block.smem_bytes - kStaticBytes; }
 
 inline uint8_t* at(uint32_t address, int bytes) {
     const int64_t offset = int64_t{address} - kSmemBase;

@@ -50,6 +50,7 @@ cudaError_t launch(void (*kernel)(Params), dim3 grid, dim3 threads, const Params
     body = [](const void* p) { target(*static_cast<const Params*>(p)); };
     body_params = &params;
     grid_size = grid.x;
+    smem_bytes = (smem_bytes + 1023) / 1024 * 1024 + kStaticBytes;
     std::vector<uint8_t> memory(smem_bytes + 1024);
     for (block_index = 0; block_index < grid_size; ++block_index) {
         block = Block();

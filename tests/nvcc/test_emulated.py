@@ -1,4 +1,4 @@
-"""Kernels of sm90 on an emulated thread block: right whether asynchronous work comes soon or late.
+"""Kernels on an emulated thread block: right whether asynchronous work comes soon or late.
 
 Needs nvcc for CUDA's headers alone, and no GPU.
 """
@@ -13,7 +13,7 @@ import torch
 
 from flashgen.generator.arch import TARGETS
 from flashgen.generator.plan import plan
-from flashgen.generator.variant import parse_key
+from flashgen.generator.variant import PASSES, parse_key
 from flashgen.runtime import passes as passes_module
 from flashgen.runtime.samples import Shape
 from flashgen.runtime.verify import compare_call
@@ -30,7 +30,7 @@ KEYS = (
     "d64-bf16-causal",  # two configurations, of which a call chooses
     "d128-fp16",  # the next block's S behind this one's P V
     "d192v128-bf16-causal-dropout",
-    "d72-bf16-varlen-causal-window40x9",
+    "d72-bf16-varlen-causal-window40x9-sink",
     "d32-fp16-softcap5-alibi-sink-blockmask16x32",
 )
 
@@ -54,22 +54,27 @@ def poison(monkeypatch):
     monkeypatch.setattr(passes_module, "_empty", poisoned)
 
 
-def emulate(key, folder, **pins):
-    found = plan(parse_key(key), "forward", TARGETS["sm90"], pins=pins or None)
-    return emulated.EmulatedKernel([found], folder)
+def emulate(key, folder, target="sm90", passes=("forward",)):
+    plans = [plan(parse_key(key), name, TARGETS[target]) for name in passes]
+    return emulated.EmulatedKernel(plans, folder)
 
 
-def check(kernel):
+def check(kernel, backward=False):
     for late in (False, True):
         kernel.work_late(late)
         for shape in SHAPES:
-            for name, found in compare_call(kernel, shape, CPU, backward=False).items():
+            for name, found in compare_call(kernel, shape, CPU, backward=backward).items():
                 assert found.ok, f"{name}, {shape}, late={late}: {found}"
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_forward(key, tmp_path):
+def test_forward_of_sm90(key, tmp_path):
     check(emulate(key, tmp_path))
+
+
+def test_both_passes_of_sm80(tmp_path):
+    key = "d32-fp16-varlen-causal-sink-dropout-det"
+    check(emulate(key, tmp_path, "sm80", PASSES), backward=True)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
