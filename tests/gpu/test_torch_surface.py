@@ -120,3 +120,31 @@ def test_torchs_flash_backend(compiled):
             assert torch.nn.attention.current_flash_attention_impl() == "flashgen"
     finally:
         torch.nn.attention.restore_flash_attention_impl()
+
+
+def test_a_captured_graph_draws_anew_at_each_replay():
+    q, k, v = (t.detach() for t in draw(*[(2, 130, 4, 64)] * 3))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.no_grad():
+        flash_attn_func(q, k, v, dropout_p=0.5)  # builds and loads
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        out = flash_attn_func(q, k, v, dropout_p=0.5)
+    found = []
+    for _ in range(2):
+        graph.replay()
+        found.append(out.clone())
+    assert not torch.equal(*found) and all(one.isfinite().all() for one in found)
+
+
+def test_streams_of_ones_own():
+    leaves = draw(*[(2, 130, 4, 64)] * 3)
+    expected = results(lambda *t: flash_attn_func(*t, causal=True, deterministic=True), leaves)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = results(lambda *t: flash_attn_func(*t, causal=True, deterministic=True), leaves)
+    stream.synchronize()
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

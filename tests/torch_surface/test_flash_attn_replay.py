@@ -106,3 +106,66 @@ def test_r27_deterministic_gradients_repeat():
         out = flash_attn.flash_attn_func(q, k, v, deterministic=True)
         results.append(torch.cat(torch.autograd.grad(out.square().sum(), (q, k, v))))
     assert all(torch.equal(results[0], one) for one in results[1:])
+
+
+def exact(q, k, v):
+    """Attention of (batch, seqlen, heads, head_dim) in fp64, with its graph."""
+    heads = [t.double().transpose(1, 2) for t in (q, k, v)]
+    return torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2)
+
+
+def check_gradients(q, k, v, out):
+    dout = torch.ones_like(out)
+    ours = torch.autograd.grad(out, (q, k, v), dout)
+    wanted = torch.autograd.grad(exact(q, k, v), (q, k, v), dout.double())
+    for one, other in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("shape", [(130, 1, 4, 16), (70, 15, 2, 16)])
+def test_r04_many_batches(shape):
+    q, k, v = normal(*[shape] * 3, dtype=torch.float16)
+    check_gradients(q, k, v, flash_attn.flash_attn_func(q, k, v))
+
+
+def test_r15_a_part_of_the_keys_after_all_of_them():
+    q, k, v = normal(*[(1, 40, 2, 16)] * 3, dtype=torch.float16)
+    flash_attn.flash_attn_func(q, k, v)
+    part = [t[:, :-13].detach().requires_grad_() for t in (k, v)]
+    out = flash_attn.flash_attn_func(q, *part)
+    check_gradients(q, *part, out)
+
+
+def test_r20_values_of_another_size():
+    q, k, v = normal((1, 40, 2, 24), (1, 40, 2, 24), (1, 40, 2, 16), dtype=torch.float16)
+    out = flash_attn.flash_attn_func(q, k, v)
+    assert out.shape == (1, 40, 2, 16)
+    check_gradients(q, k, v, out)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_r25_what_no_query_sees_reaches_nothing(value):
+    q, k, v = normal(*[(1, 40, 2, 16)] * 3, dtype=torch.float16)
+    spoilt = [t.detach().clone() for t in (k, v)]
+    for tensor in spoilt:
+        tensor[:, :20] = value  # the first query's place is 30, and it looks back by 5
+        tensor.requires_grad_()
+    window = {"window_size": (5, 0)}
+    found = []
+    for keys in ((k, v), spoilt):
+        out = flash_attn.flash_attn_func(q[:, :10], *keys, **window)
+        found.append([out, *torch.autograd.grad(out.sum(), (q, *keys))])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 0.001])
+def test_r28_the_share_of_dropped_elements(p):
+    q, k, _ = normal(*[(4, 160, 2, 16)] * 3, dtype=torch.float16)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        _, _, dmask = flash_attn.flash_attn_func(q, k, k, p, return_attn_probs=True)
+    steps = 1 << (16 if p < 1 / 512 else 8)
+    realised = round(p * steps) / steps
+    assert abs(realised - p) <= 1 / (2 * steps)
+    share = torch.signbit(dmask).double().mean().item()
+    assert abs(share - realised) <= 4 * math.sqrt(realised * (1 - realised) / dmask.numel())
