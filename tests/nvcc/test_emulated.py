@@ -61,7 +61,7 @@ def emulate(key, folder, target="sm90", passes=("forward",)):
 def check(kernel, backward=False):
     for late in (False, True)[: 1 if backward else 2]:  # family sm80 has nothing that can be late
         kernel.work_late(late)
-        for shape in SHAPES:
+        for shape in SHAPES if late else SHAPES[::3]:
             for name, found in compare_call(kernel, shape, CPU, backward=backward).items():
                 assert found.ok, f"{name}, {shape}, late={late}: {found}"
 
