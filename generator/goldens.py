@@ -48,6 +48,7 @@ GOLDENS: tuple[Golden, ...] = (
     Golden("d64-fp16-causal", "backward", "sm75", "the same in the backward"),
     Golden("d64-bf16", "forward", "sm90", "the plain wgmma forward: three warpgroups compute"),
     Golden("d128-bf16-causal", "forward", "sm90", "queries in registers; work from a counter"),
+    Golden("d128-bf16-causal", "backward", "sm90", "five wgmma products a step, dQ added in fp32"),
 )
 
 

@@ -9,15 +9,12 @@ from typing import Any
 from ..arch import TARGETS, Target, family_for
 from ..errors import PlanError
 from ..variant import PASSES, Variant
-from . import cpu, shipped, sm75, sm80, sm90
+from . import cpu, shipped, sm75, sm80, sm90, sm90_backward
 from .base import KernelPlan, SmemBuffer
 
 __all__ = ["KernelPlan", "SmemBuffer", "candidates", "plan"]
 
 _PLANNERS: dict[str, ModuleType] = {"cpu": cpu, "sm75": sm75, "sm80": sm80, "sm90": sm90}
-_NO_BACKWARD = (
-    "fallback: family sm90 has no backward yet, and sm80 code runs on every target from sm80 up"
-)
 
 
 def plan(
@@ -59,12 +56,15 @@ def _planner(
     if pass_name not in PASSES:
         raise PlanError(f"pass: expected one of {', '.join(PASSES)}, got {pass_name!r}.")
     family, reason = family_for(target, family)
-    if family == "sm90" and pass_name == "backward":
-        family, reason = "sm80", _NO_BACKWARD
     if variant.dtype not in target.dtypes:
         others = [t.name for t in TARGETS.values() if variant.dtype in t.dtypes]
         raise PlanError(
             f"plan: {variant.key}: dtype {variant.dtype} runs on {', '.join(others)} only, "
             f"got target {target.name}. Use {' or '.join(target.dtypes)}."
         )
+    if family == "sm90" and pass_name == "backward":
+        missing = sm90_backward.missing(variant)
+        if missing:
+            return sm80, "sm80", f"fallback: family sm90 has no backward for {missing}"
+        return sm90_backward, family, reason
     return _PLANNERS[family], family, reason

@@ -63,6 +63,11 @@ class Sm80BackwardPlan(Sm80Plan):
     keep_keys: ClassVar[int] = 16
 
     @property
+    def main_launch(self) -> str:
+        """The template part that launches the main kernel."""
+        return "sm80/backward_launch.cu.j2"
+
+    @property
     def walks_tiles(self) -> bool:
         """Whether tiles of queries are classified one by one, not bounds of one loop."""
         return _walks_tiles(self.program)

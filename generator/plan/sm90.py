@@ -23,12 +23,12 @@ from .base import (
     stack,
 )
 
-_MAP_TYPE = {
+MAP_TYPE = {
     "fp16": "CU_TENSOR_MAP_DATA_TYPE_FLOAT16",
     "bf16": "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
 }
 _GROUP_ROWS = 64  # queries of a warpgroup: the M of wgmma
-_PAGE_COLS = 64  # columns of a page of shared memory; templates/device/swizzled_tile.cuh
+PAGE_COLS = 64  # columns of a page of shared memory; templates/device/swizzled_tile.cuh
 _REGISTERS = {1: (56, 248), 2: (40, 232), 3: (32, 160)}
 """By warpgroups that compute: registers of a thread that loads, and of one that computes. What the
 block's threads start with, 65536 over their number, is shared out anew."""
@@ -39,8 +39,9 @@ _JOB_BYTES = 48  # sizeof(Job) at most
 _WORK_SLOTS = 2
 
 
-def _tile_bytes(rows: int, cols: int) -> int:
-    return rows * round_up(cols, _PAGE_COLS) * 2
+def tile_bytes(rows: int, cols: int) -> int:
+    """Size of a tile in shared memory; see templates/device/swizzled_tile.cuh."""
+    return rows * round_up(cols, PAGE_COLS) * 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +157,9 @@ class Configuration:
         """Tiles first, each 1024-byte aligned, then words and barriers."""
         variant, stages = self.variant, self.num_stages
         buffers = [
-            ("q", _tile_bytes(self.tile_m, variant.head_dim), "Q, 64 rows after another"),
-            ("k", stages * _tile_bytes(self.tile_n, variant.head_dim), f"{stages} tiles of K"),
-            ("v", stages * _tile_bytes(self.tile_n, variant.head_dim_v), f"{stages} tiles of V"),
+            ("q", tile_bytes(self.tile_m, variant.head_dim), "Q, 64 rows after another"),
+            ("k", stages * tile_bytes(self.tile_n, variant.head_dim), f"{stages} tiles of K"),
+            ("v", stages * tile_bytes(self.tile_n, variant.head_dim_v), f"{stages} tiles of V"),
             ("jobs", _WORK_SLOTS * _JOB_BYTES, "blocks of queries handed out"),
             ("steps", stages * 4, "what each tile of K is"),
         ]
@@ -208,7 +209,7 @@ class Sm90ForwardPlan(KernelPlan):
     @property
     def tensor_map_type(self) -> str:
         """The element type of a tensor map."""
-        return _MAP_TYPE[self.variant.dtype]
+        return MAP_TYPE[self.variant.dtype]
 
     @property
     def compile_flags(self) -> tuple[str, ...]:

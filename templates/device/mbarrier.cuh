@@ -26,6 +26,11 @@ struct Barrier {
                      "r"(bytes)
                      : "memory");
     }
+    // Arrives once this thread's cp_async copies so far have landed.
+    __device__ __forceinline__ void arrive_after_copies() const {
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(address)
+                     : "memory");
+    }
     __device__ __forceinline__ void wait(uint32_t parity) const {
         while (!has_ended(parity)) {
         }

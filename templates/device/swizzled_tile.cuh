@@ -5,6 +5,7 @@
 // at place c ^ (r % 8). Eight rows are 1024 bytes, to which every tile is aligned.
 #pragma once
 
+#include "device/non_finite.cuh"
 #include "device/ptx.cuh"
 #include "device/tensor_map.cuh"
 
@@ -46,6 +47,24 @@ struct SwizzledTile {
         const int at = row + lane % 16;
         const int chunk = col % kPageCols / 8 + lane / 16;
         ldmatrix_x4(a, base + col / kPageCols * kPageBytes + at * 128 + ((chunk ^ at % 8) * 16));
+    }
+
+    // Stores the transpose of a 16 x 16 A operand: tile[row + k, col + m] = A[m, k].
+    __device__ __forceinline__ void store_a_trans(const uint32_t (&a)[4], int row, int col,
+                                                  int lane) const {
+        const int at = row + lane % 8 + lane / 16 * 8;
+        const int chunk = col % kPageCols / 8 + lane / 8 % 2;
+        stmatrix_x4_trans(base + col / kPageCols * kPageBytes + at * 128 + ((chunk ^ at % 8) * 16),
+                          a);
+    }
+
+    // Makes zeros of every infinity and NaN; kNumThreads threads share the work.
+    template <typename Element, int kNumThreads>
+    __device__ __forceinline__ void clear_non_finite() const {
+#pragma unroll 1
+        for (int chunk = threadIdx.x; chunk < kBytes / 16; chunk += kNumThreads) {
+            flashgen::clear_non_finite<Element>(base + chunk * 16);
+        }
     }
 
     // Zeroes the rows for which hidden(row); a warpgroup's threads share the work.

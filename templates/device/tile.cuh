@@ -8,6 +8,7 @@
 #pragma once
 
 #include "device/element.cuh"
+#include "device/non_finite.cuh"
 #include "device/ptx.cuh"
 
 namespace flashgen {
@@ -109,18 +110,7 @@ struct SmemTile {
         if (first_row >= kRowStep) return;
 #pragma unroll 1
         for (int row = first_row; row < kRows; row += kRowStep) {
-            uint32_t words[4];
-            ld_shared_128(words, at(row, col));
-            bool finite = true;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const uint32_t word = words[i];
-                const bool low = (word & Element::kInfinity) != Element::kInfinity;
-                const bool high = (word >> 16 & Element::kInfinity) != Element::kInfinity;
-                words[i] = (low ? word & 0xffffu : 0u) | (high ? word & 0xffff0000u : 0u);
-                finite = finite && low && high;
-            }
-            if (!finite) st_shared_128(at(row, col), words);
+            flashgen::clear_non_finite<Element>(at(row, col));
         }
     }
 

@@ -16,6 +16,7 @@ from flashgen.runtime.cache import Cache
 from flashgen.runtime.toolchain import find_cuda_tool
 
 pytestmark = pytest.mark.nvcc
+BACKWARD_KEYS = ("d64-bf16", "d128-bf16-causal", "d40-fp16-causal")
 KEYS = ("d64-bf16", "d128-bf16-causal", "d256-fp16-dropout")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
 
@@ -70,3 +71,50 @@ def test_products_of_a_step_are_issued_without_a_wait(instructions, key):
     runs = "".join(name[0] for name in products).split("W")
     for count in products_of(key):
         assert "H" * count in runs, runs
+
+
+@pytest.fixture(scope="module")
+def backward_instructions(tmp_path_factory):
+    """The instructions of a key's main backward kernel, in order; built strictly."""
+    tool = find_cuda_tool("cuobjdump")
+    if tool is None:
+        pytest.skip("needs cuobjdump (extra: dev)")
+    cache = Cache(tmp_path_factory.mktemp("cache"))
+    requests = [
+        BuildRequest(parse_key(key), "backward", TARGETS["sm90"], strict=True)
+        for key in BACKWARD_KEYS
+    ]
+    found = {}
+    for key, artifact in zip(BACKWARD_KEYS, build(requests, cache=cache), strict=True):
+        done = subprocess.run(
+            [tool, "-sass", artifact.library], capture_output=True, text=True, check=True
+        )
+        functions = done.stdout.split("Function : ")
+        (main,) = [f for f in functions if "HGMMA" in f]
+        found[key] = _INSTRUCTION.findall(main)
+    return found
+
+
+@pytest.mark.parametrize("key", BACKWARD_KEYS)
+def test_the_backward_has_its_five_products_once(backward_instructions, key):
+    found = plan(parse_key(key), "backward", TARGETS["sm90"])
+    depth = -(-found.variant.head_dim // 16)
+    products = 2 * depth + 2 * (found.tile_m // 16) + found.tile_n // 16
+    counts = Counter(name.split(".")[0] for name in backward_instructions[key])
+    assert counts["HGMMA"] == products
+    assert counts["USETMAXREG"] == 2
+    pages = -(-found.variant.head_dim // 64)
+    assert counts["UTMALDG"] == 4 * pages
+    assert counts["STSM"] == found.tile_m // 16
+    assert counts["LDL"] == counts["STL"] == 0
+
+
+@pytest.mark.parametrize("key", BACKWARD_KEYS)
+def test_dq_is_added_four_floats_at_once_between_dks_products(backward_instructions, key):
+    found = plan(parse_key(key), "backward", TARGETS["sm90"])
+    names = backward_instructions[key]
+    adds = [i for i, name in enumerate(names) if name.startswith("REDG")]
+    assert len(adds) == found.dq_columns // 8
+    assert all("F32x4" in names[i] for i in adds)
+    last_product = max(i for i, name in enumerate(names) if name.startswith("HGMMA"))
+    assert adds[0] < last_product

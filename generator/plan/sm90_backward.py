@@ -1,0 +1,208 @@
+"""Variant -> plan of the sm90 family's backward: wgmma, TMA, warp specialisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..arch import Target
+from ..errors import PlanError
+from ..program import program_for
+from ..variant import Variant
+from .base import (
+    KernelPlan,
+    SmemBuffer,
+    first_legal,
+    hides_keys,
+    legal,
+    nvcc_flags,
+    round_up,
+    stack,
+)
+from .sm80_backward import Sm80BackwardPlan
+from .sm90 import MAP_TYPE, PAGE_COLS, Product, tile_bytes
+
+_GROUP_KEYS = 64  # keys of a warpgroup: the M of wgmma
+_GROUPS = 2  # warpgroups that compute
+_ELEMENT_BYTES = 2
+_STEP_BYTES = 12  # sizeof(Step)
+_OVERHEAD_REGISTERS = 32  # addresses, row statistics, rings: measured with ptxas
+
+
+def _padded_bytes(rows: int, cols: int) -> int:
+    return round_up(rows * (round_up(cols, 16) + 8) * _ELEMENT_BYTES, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sm90BackwardPlan(Sm80BackwardPlan):
+    """Backward: a warp loads, two warpgroups own 64 keys each and walk the queries.
+
+    Attributes:
+        producer_registers: registers of a thread that loads.
+        consumer_registers: registers of a thread that computes.
+    """
+
+    producer_registers: int = 24
+    consumer_registers: int = 240
+
+    pins: ClassVar[tuple[str, ...]] = ("tile_m", "num_stages")
+
+    @property
+    def compile_flags(self) -> tuple[str, ...]:
+        """Nvcc's flags: sm_90a has no PTX for what comes after it."""
+        arch = self.target.nvcc_arch
+        return nvcc_flags(f"arch=compute_{arch},code=sm_{arch}")
+
+    @property
+    def main_launch(self) -> str:
+        """The template part that launches the main kernel."""
+        return "sm90/backward_launch.cu.j2"
+
+    @property
+    def tensor_map_type(self) -> str:
+        """The element type of a tensor map."""
+        return MAP_TYPE[self.variant.dtype]
+
+    @property
+    def splits_dq_columns(self) -> bool:
+        """Whether the warpgroups share dQ's product by columns, not by queries."""
+        return self.tile_m == _GROUP_KEYS
+
+    @property
+    def dq_columns(self) -> int:
+        """Columns of dQ that a warpgroup computes."""
+        if not self.splits_dq_columns:
+            return round_up(self.variant.head_dim, 16)
+        if self.variant.head_dim > PAGE_COLS:
+            return PAGE_COLS  # whole pages
+        return round_up(self.variant.head_dim, 16 * _GROUPS) // _GROUPS
+
+    @property
+    def dq_columns_bytes(self) -> int:
+        """Bytes of shared memory from one warpgroup's columns of K to the other's."""
+        if self.dq_columns == PAGE_COLS:
+            return tile_bytes(self.tile_n, PAGE_COLS)
+        return self.dq_columns * _ELEMENT_BYTES
+
+    @property
+    def padded_qk(self) -> int:
+        """Columns of dQ as it is summed up."""
+        return self.dq_columns * (_GROUPS if self.splits_dq_columns else 1)
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """Every width of wgmma that the kernel has."""
+        return (
+            Product("wgmma_scores", self.tile_m, False, False, "S^T and dP^T"),
+            Product("wgmma_dv", round_up(self.variant.head_dim_v, 16), True, True, "dV"),
+            Product("wgmma_dk", round_up(self.variant.head_dim, 16), True, True, "dK"),
+            Product("wgmma_dq", self.dq_columns, False, True, "dQ"),
+        )
+
+    @property
+    def smem(self) -> tuple[SmemBuffer, ...]:
+        """K and V for good, Q and dO in stages, dS twice, row statistics, barriers."""
+        variant, stages = self.variant, self.num_stages
+        buffers = [
+            ("k", tile_bytes(self.tile_n, variant.head_dim), "K; in the end dK, then dV"),
+            ("v", tile_bytes(self.tile_n, variant.head_dim_v), "V"),
+            ("q", stages * tile_bytes(self.tile_m, variant.head_dim), f"{stages} tiles of Q"),
+            (
+                "dout",
+                stages * tile_bytes(self.tile_m, variant.head_dim_v),
+                f"{stages} tiles of dO",
+            ),
+            ("ds", 2 * tile_bytes(self.tile_m, self.tile_n), "dS of two steps"),
+            ("lse", stages * self.tile_m * 4, f"{stages} tiles of lse"),
+            ("delta", stages * self.tile_m * 4, f"{stages} tiles of delta"),
+            ("steps", stages * _STEP_BYTES, "what each step is"),
+        ]
+        if variant.dropout:
+            keep_bytes = 2 * self.tile_m // 16 * -(-self.tile_n // 32) * 128
+            buffers.append(("keep", keep_bytes, "dropout's keep bits of two steps"))
+        buffers.append(("barriers", (2 + 2 * stages) * 8, "mbarriers"))
+        return stack(buffers, 16)
+
+    @property
+    def registers_estimate(self) -> int:
+        """Accumulators of dK, dV, S and dP, and the overhead."""
+        columns = self.variant.head_dim + self.variant.head_dim_v
+        return columns // 2 + self.tile_m + _OVERHEAD_REGISTERS
+
+    def check(self) -> KernelPlan:
+        """This plan, once tiles, registers and shared memory are known to be legal."""
+        rows = (64, 128) if self.variant.head_dim <= PAGE_COLS else (64,)
+        if self.tile_m not in rows:
+            raise PlanError(
+                f"plan: {self.name}: expected tile_m {' or '.join(map(str, rows))} at head_dim "
+                f"{self.variant.head_dim}, got {self.tile_m}."
+            )
+        if self.registers_estimate > self.consumer_registers:
+            raise PlanError(
+                f"plan: {self.name}: tile {self.tile_m}x{self.tile_n} needs about "
+                f"{self.registers_estimate} registers a thread, {_GROUPS} warpgroups have "
+                f"{self.consumer_registers}."
+            )
+        end = _padded_bytes(self.tile_n, self.variant.head_dim) + _padded_bytes(
+            self.tile_n, self.variant.head_dim_v
+        )
+        lse = next(buffer for buffer in self.smem if buffer.name == "lse")
+        if end > lse.offset_bytes:
+            raise PlanError(f"plan: {self.name}: dK and dV need {end} bytes at the end.")
+        return KernelPlan.check(self)
+
+
+def missing(variant: Variant) -> str:
+    """What of ``variant`` this family's backward lacks, in words; empty where it has all.
+
+    Dropout, scores, sinks and masks of one's own have their place in the templates and compile
+    without a spill, but what a GPU has not been seen to compute right is not offered.
+    """
+    program = program_for(variant)
+    lacks = {
+        "head sizes above 128": max(variant.head_dim, variant.head_dim_v) > 128,
+        "layout varlen": variant.layout == "varlen",
+        "deterministic variants": variant.deterministic,
+        "dropout": variant.dropout > 0,
+        "sinks": variant.sink != "",
+        "scores but the plain one": program.score is not None,
+        "masks but the causal one": hides_keys(program),
+    }
+    return next((what for what, lacking in lacks.items() if lacking), "")
+
+
+def plan(
+    variant: Variant, pass_name: str, target: Target, family: str, reason: str
+) -> Sm90BackwardPlan:
+    """The shipped plan: the first legal candidate."""
+    found = candidates(variant, pass_name, target, family, reason)
+    return first_legal(found, variant, pass_name, target)
+
+
+def candidates(
+    variant: Variant, pass_name: str, target: Target, family: str, reason: str
+) -> Iterator[Sm90BackwardPlan]:
+    """Every legal plan, best first."""
+    program = program_for(variant)
+    busy = program.score is not None or program.tile_test is not None or variant.dropout > 0
+    large = variant.head_dim > PAGE_COLS
+    producer_registers, consumer_registers = (24, 240)
+    if program.tile_test is not None:  # the work of the warp that loads
+        producer_registers, consumer_registers = (40, 232) if large else (56, 224)
+    return legal(
+        Sm90BackwardPlan(
+            variant=variant,
+            pass_name=pass_name,
+            target=target,
+            family=family,
+            reason=reason,
+            tile_m=tile_m,
+            tile_n=_GROUPS * _GROUP_KEYS,
+            num_warps=4 * _GROUPS,
+            num_stages=num_stages,
+            producer_registers=producer_registers,
+            consumer_registers=consumer_registers,
+        )
+        for tile_m, num_stages in ((128, 2), (64, 2), (64, 1))[busy or large :]
+    )

@@ -1,0 +1,93 @@
+"""generator/plan/sm90_backward.py: what ships fits the target; the rest falls back and says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashgen.generator.arch import TARGETS
+from flashgen.generator.errors import PlanError
+from flashgen.generator.plan import plan, sm90_backward
+from flashgen.generator.variant import Variant, parse_key
+
+SM90 = TARGETS["sm90"]
+LAUNCH_REGISTERS = 65_536
+
+
+def make(key, **pins):
+    return own(parse_key(key)).pinned(pins).check()
+
+
+def own(variant):
+    """The family's plan, also of what it doesn't offer yet."""
+    return sm90_backward.plan(variant, "backward", SM90, "sm90", "")
+
+
+def test_every_size_up_to_128_fits():
+    for size in range(8, 129, 8):
+        for size_v in {size, 8, 128}:
+            for bits in (0, 8):
+                variant = Variant(size, size_v, "bf16", True, bits)
+                assert own(variant).smem_bytes <= SM90.max_smem_bytes
+
+
+@pytest.mark.parametrize("key", ["d64-bf16", "d128-bf16", "d128-bf16-blockmask128x128"])
+def test_registers_are_those_of_the_launch(key):
+    found = make(key)
+    start = LAUNCH_REGISTERS // (32 * found.num_warps + 128) // 8 * 8
+    assert found.producer_registers + 2 * found.consumer_registers <= 3 * start
+    assert found.producer_registers % 8 == found.consumer_registers % 8 == 0
+
+
+@pytest.mark.parametrize("key", ["d64-bf16", "d72-bf16-causal-dropout", "d128-fp16-softcaprt"])
+def test_buffers_do_not_overlap_and_tiles_are_aligned(key):
+    buffers = make(key).smem
+    for before, after in zip(buffers, buffers[1:], strict=False):
+        assert before.offset_bytes + before.size_bytes <= after.offset_bytes
+    tiles = [buffer for buffer in buffers if buffer.name in ("k", "v", "q", "dout", "ds")]
+    assert len(tiles) == 5
+    assert all(buffer.offset_bytes % 1024 == 0 for buffer in tiles)
+
+
+@pytest.mark.parametrize("size", [8, 40, 64, 72, 96, 128])
+@pytest.mark.parametrize("dropout", ["", "-dropout"])
+def test_the_warpgroups_share_all_of_dq(size, dropout):
+    found = make(f"d{size}-bf16{dropout}")
+    if found.splits_dq_columns:
+        assert found.tile_m == 64
+        assert 2 * found.dq_columns == found.padded_qk >= size
+    else:
+        assert found.tile_m == 128
+        assert found.dq_columns == found.padded_qk >= size
+    assert found.padded_qk % 16 == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("d256-bf16", "head sizes above 128"),
+        ("d64-bf16-varlen-causal", "layout varlen"),
+        ("d64-bf16-det", "deterministic variants"),
+        ("d64-bf16-causal-dropout", "dropout"),
+        ("d64-bf16-causal-sink", "sinks"),
+        ("d64-bf16-causal-softcap30", "scores but the plain one"),
+        ("d64-bf16-window128x0", "masks but the causal one"),
+    ],
+)
+def test_what_it_lacks_falls_back_and_says_so(key, why):
+    found = plan(parse_key(key), "backward", SM90)
+    assert found.family == "sm80"
+    assert found.reason == f"fallback: family sm90 has no backward for {why}"
+
+
+@pytest.mark.parametrize("key", ["d64-bf16", "d128-fp16-causal", "d40-bf16-causal"])
+def test_what_it_has_is_its_own(key):
+    found = plan(parse_key(key), "backward", SM90)
+    assert found.family == "sm90" and found.template == "sm90/backward.cu.j2"
+    assert plan(parse_key(key), "backward", SM90, family="sm80").family == "sm80"
+
+
+def test_a_tile_that_does_not_fit():
+    with pytest.raises(PlanError, match="expected tile_m 64 at head_dim 128, got 128"):
+        make("d128-bf16", tile_m=128)
+    with pytest.raises(PlanError, match="expected tile_m 64 or 128"):
+        make("d64-bf16", tile_m=32)
