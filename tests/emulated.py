@@ -25,6 +25,8 @@ _BODIES = {
     "init": "emu::init(address, count);",
     "arrive": "emu::arrive(address);",
     "arrive_expecting": "emu::arrive(address, bytes);",
+    # what it waits for are rows that no product and no bulk copy reads
+    "arrive_after_copies": "emu::current->unfenced = false; emu::arrive(address);",
     "has_ended": "return emu::has_ended(address, parity);",
     "fence_barrier_init": "",
     "fence_async_proxy": "emu::current->unfenced = false;",
@@ -45,6 +47,7 @@ _BODIES = {
     "opaque": "return x;",
     "ldmatrix_x4": "emu::ldmatrix(r, smem, false);",
     "ldmatrix_x4_trans": "emu::ldmatrix(r, smem, true);",
+    "stmatrix_x4_trans": "emu::stmatrix_trans(smem, r);",
     "st_shared_32": "memcpy(emu::writable(smem, 4), &value, 4);",
     "st_shared_zero_16": "memset(emu::writable(smem, 16), 0, 16);",
     "ld_shared_128": "memcpy(r, emu::at(smem, 16), 16);",

@@ -186,6 +186,20 @@ inline void ldmatrix(uint32_t (&r)[4], uint32_t address, bool transposed) {
     }
 }
 
+// Stores such matrices transposed: a lane's elements are two rows of a column.
+inline void stmatrix_trans(uint32_t address, const uint32_t (&r)[4]) {
+    const uint64_t* rows = exchange("stmatrix", address);
+    const int lane = current->index % kLanes;
+    for (int i = 0; i < 4; ++i) {
+        for (int half = 0; half < 2; ++half) {
+            const auto row = static_cast<uint32_t>(rows[8 * i + lane % 4 * 2 + half]);
+            const auto bits = static_cast<uint16_t>(r[i] >> 16 * half);
+            at(row, 16);
+            memcpy(writable(row + lane / 4 * 2, 2), &bits, 2);
+        }
+    }
+}
+
 // acc[16, 8] += a[16, 16] @ b[16, 8], as mma.m16n8k16 has them in its lanes.
 inline void mma(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool bf16) {
     struct Operands {

@@ -71,6 +71,16 @@ def test_forward_of_sm90(key, tmp_path):
     check(emulate(key, tmp_path))
 
 
+@pytest.mark.parametrize("key", ["d64-bf16-causal", "d72-fp16"])
+def test_both_passes_of_sm90(key, tmp_path):
+    kernel = emulate(key, tmp_path, passes=PASSES)
+    for late in (False, True):
+        kernel.work_late(late)
+        for shape in SHAPES:
+            for name, found in compare_call(kernel, shape, CPU, backward=True).items():
+                assert found.ok, f"{name}, {shape}, late={late}: {found}"
+
+
 def test_both_passes_of_sm80(tmp_path):
     key = "d32-fp16-varlen-causal-sink-dropout-det"
     check(emulate(key, tmp_path, "sm80", PASSES), backward=True)
