@@ -153,22 +153,28 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         return KernelPlan.check(self)
 
 
-def missing(variant: Variant) -> str:
+def missing(variant: Variant, asked: bool = False) -> str:
     """What of ``variant`` this family's backward lacks, in words; empty where it has all.
 
-    Dropout, scores, sinks and masks of one's own have their place in the templates and compile
-    without a spill, but what a GPU has not been seen to compute right is not offered.
+    Args:
+        variant: the function.
+        asked: whether somebody asked for this family. Then what no GPU has been seen to compute
+            right is offered too; it is never the default.
     """
     program = program_for(variant)
-    lacks = {
+    unwritten = {
         "head sizes above 128": max(variant.head_dim, variant.head_dim_v) > 128,
         "layout varlen": variant.layout == "varlen",
         "deterministic variants": variant.deterministic,
+        "gradients of captures": bool(program.gradients),
+    }
+    unverified = {
         "dropout": variant.dropout > 0,
         "sinks": variant.sink != "",
         "scores but the plain one": program.score is not None,
         "masks but the causal one": hides_keys(program),
     }
+    lacks = unwritten if asked else unwritten | unverified
     return next((what for what, lacking in lacks.items() if lacking), "")
 
 

@@ -91,3 +91,10 @@ def test_a_tile_that_does_not_fit():
         make("d128-bf16", tile_m=128)
     with pytest.raises(PlanError, match="expected tile_m 64 or 128"):
         make("d64-bf16", tile_m=32)
+
+
+def test_what_no_gpu_has_run_is_there_for_those_who_ask():
+    for key in ("d64-bf16-causal-dropout", "d128-bf16-window128x0", "d64-fp16-softcap30-sink"):
+        assert plan(parse_key(key), "backward", SM90).family == "sm80"
+        assert plan(parse_key(key), "backward", SM90, family="sm90").family == "sm90"
+    assert plan(parse_key("d256-bf16"), "backward", SM90, family="sm90").family == "sm80"
