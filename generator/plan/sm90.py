@@ -32,7 +32,7 @@ PAGE_COLS = 64  # columns of a page of shared memory; templates/device/swizzled_
 _REGISTERS = {1: (56, 248), 2: (40, 232), 3: (32, 160)}
 """By warpgroups that compute: registers of a thread that loads, and of one that computes. What the
 block's threads start with, 65536 over their number, is shared out anew."""
-_CLASSIFYING = {1: (128, 248), 2: (72, 216), 3: (56, 152)}
+_CLASSIFYING = {1: (128, 248), 2: (56, 224), 3: (56, 152)}
 """The same where the loading warps classify tiles."""
 _OVERHEAD_REGISTERS = 32  # addresses, row statistics, rings: measured with ptxas
 _JOB_BYTES = 48  # sizeof(Job) at most

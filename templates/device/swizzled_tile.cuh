@@ -76,6 +76,16 @@ struct SwizzledTile {
         }
     }
 
+    // Zeroes row first_row + i for each bit i of `which`; a warpgroup's threads share the work.
+    __device__ __forceinline__ void clear_rows(int first_row, uint32_t which) const {
+        constexpr int kChunks = 32 * 8;  // of 32 rows of a page
+#pragma unroll 1
+        for (int i = threadIdx.x % 128; i < kBytes / (kRows * 128) * kChunks; i += 128) {
+            const int chunk = i / kChunks * kRows * 8 + first_row * 8 + i % kChunks;
+            if (which >> (i / 8 % 32) & 1) st_shared_zero_16(base + chunk * 16);
+        }
+    }
+
   private:
     // Address and strides in units of 16 bytes: eight rows are 1024 bytes, `leading` is the step
     // between pages where columns are B's; the last field is the 128-byte swizzle. Only the low
