@@ -132,7 +132,7 @@ def compile_plan(plan: KernelPlan, folder: Path) -> Path:
     command = [find_nvcc().path, "-x", "c++", "-std=c++17", "-O1", "-shared", "--cudart=none"]
     command += ["-Xcompiler=-fPIC,-w,-fno-strict-aliasing", "-include", EMULATOR / "cuda_names.h"]
     command += [f"-I{folder}", f"-I{root / 'include'}", folder / "kernel.cpp", "-o", library]
-    command += [f"-L{root / 'lib'}", "-ltvm_ffi", "-Xlinker", f"-rpath={root / 'lib'}"]
+    command += [f"-L{root / 'lib'}", "-ltvm_ffi"]  # no rpath: tvm_ffi is loaded already
     subprocess.run([*command, "-Xlinker", "-Bsymbolic"], check=True)
     return library
 
