@@ -115,6 +115,7 @@ def _plan_key(
     return (
         q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
         q.layout, k.layout, v.layout, torch.is_grad_enabled(), options,
+        *map(type, options),  # 1 is not True: only one of them may be what an option wants
     )  # fmt: skip
 
 

@@ -142,6 +142,13 @@ def test_wrong_arguments_build_nothing(chosen, change, message):
     assert chosen == []
 
 
+def test_a_call_that_equals_an_earlier_one_is_checked_by_its_types_too():
+    q, k, v, _ = inputs(32, 32, torch.float32)
+    flashgen.attention(q, k, v, causal=True)
+    with pytest.raises(ArgumentError, match="causal: expected True or False, got 1"):
+        flashgen.attention(q, k, v, causal=1)
+
+
 def test_compiles_to_one_graph():
     torch._dynamo.reset()
     compiled = torch.compile(flashgen.attention, fullgraph=True, backend="aot_eager")
