@@ -2,7 +2,7 @@
 
 A build makes a library; this stops at ptxas, in half the time, and so asks of every target that
 nobody builds for here what `flashgen build --strict` asks of the others: no spills, no warning of
-ptxas that a feature was given up, shared memory within the target's.
+ptxas that a feature was given up.
 
     python .ci/resources.py sm75 sm86
 """
@@ -19,12 +19,13 @@ from pathlib import Path
 
 from flashgen.cli.selection import select_requests
 from flashgen.generator.arch import parse_target
+from flashgen.generator.plan.base import native_flags
 from flashgen.runtime.catalogue import Catalogue
-from flashgen.runtime.compile_unit import Job, write_sources
+from flashgen.runtime.compile_unit import Job, compiler_call, write_sources
 from flashgen.runtime.jobs import default_jobs
 from flashgen.runtime.ptxas import lost_speed_warnings, parse_resources, parse_warnings
 from flashgen.runtime.toolchain import toolchain_for
-from flashgen.runtime.unit import BuildRequest, binding_root, prepare
+from flashgen.runtime.unit import BuildRequest, prepare
 
 
 def lost_speed(request: BuildRequest, folder: Path) -> list[str]:
@@ -33,21 +34,15 @@ def lost_speed(request: BuildRequest, folder: Path) -> list[str]:
     job = Job(unit, toolchain_for(request.target))
     place = folder / unit.plan.name
     write_sources(job, place)
-    compiler, arch = job.toolchain.compiler, request.target.nvcc_arch
-    command = [
-        *(str(compiler.path), "-ccbin", str(job.toolchain.host.path)),
-        *("-std=c++17", "-O3", "-lineinfo", "--ptxas-options=-v", "-cubin", "-o", "/dev/null"),
-        f"-gencode=arch=compute_{arch},code=sm_{arch}",
-        *(f"-I{path}" for path in (Path(), *compiler.include_dirs, binding_root() / "include")),
-        unit.rendered.name,
-    ]
+    command = (
+        *compiler_call(job, native_flags(request.target)),
+        *("-cubin", "-o", "/dev/null", unit.rendered.name),
+    )
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
     if done.returncode:
         return [f"{request}: {done.stderr.strip()}"]
     resources = parse_resources(done.stderr)
     lost = list(lost_speed_warnings(resources, parse_warnings(done.stderr)))
-    if unit.plan.smem_bytes > request.target.max_smem_bytes:
-        lost.append(f"{unit.plan.smem_bytes} bytes of shared memory")
     if not resources:
         lost.append("ptxas named no kernel")
     return [f"{request}: {text}" for text in lost]

@@ -10,16 +10,17 @@ Each record is a run of `flashgen bench` in a process of its own:
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from flashgen.runtime.bench.record import CellRecord, Measurement, Record, is_ours, read_record
+from flashgen.runtime.bench.record import CellRecord, Record, is_ours, read_record
+from flashgen.runtime.bench.table import size_of, summary_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANNED = ROOT / "benchmarks" / "records.yaml"
@@ -100,38 +101,25 @@ def planned() -> tuple[Planned, ...]:
 def judge(record: Record, bar: Bar) -> Verdict:
     """How ``record`` stands against ``bar``."""
     found = [
-        (ratio, f"{cell.label}, seqlen {cell.seqlen_q}")
+        (ratio, cell)
         for cell in record.cells
         if bar.is_about(cell) and (ratio := _ratio(record, cell, bar)) is not None
     ]
-    if not found:
-        return Verdict(bar, 0.0, 0.0, "", 0)
-    mean = math.exp(sum(math.log(ratio) for ratio, _ in found) / len(found))
-    return Verdict(bar, mean, *min(found), len(found))
+    return Verdict(bar, *summary_of(found), len(found)) if found else Verdict(bar, 0.0, 0.0, "", 0)
 
 
 def _ratio(record: Record, cell: CellRecord, bar: Bar) -> float | None:
     """The best of the bar's peers over ours; None where one side has no measurement."""
-    size = _bytes if record.kind == "memory" else _milliseconds
-    ours = [_sum(cell, name, bar.passes, size) for name in record.contenders if is_ours(name)]
-    peers = [_sum(cell, name, bar.passes, size) for name in bar.over]
+    sizes = partial(_sum, cell, bar.passes, record.kind)
+    ours = [sizes(name) for name in record.contenders if is_ours(name)]
+    peers = [sizes(name) for name in bar.over]
     ours, peers = [x for x in ours if x], [x for x in peers if x]
     return min(peers) / min(ours) if ours and peers else None
 
 
-def _sum(
-    cell: CellRecord, name: str, passes: Iterable[str], size: Callable[[Measurement], float]
-) -> float | None:
-    found = [cell.of(name, pass_name) for pass_name in passes]
-    return None if None in found else sum(size(m) for m in found if m is not None)
-
-
-def _milliseconds(measurement: Measurement) -> float:
-    return measurement.median_ms or 0.0
-
-
-def _bytes(measurement: Measurement) -> float:
-    return float(measurement.peak_bytes or 0)
+def _sum(cell: CellRecord, passes: Sequence[str], kind: str, name: str) -> float | None:
+    found = [m for m in (cell.of(name, pass_name) for pass_name in passes) if m is not None]
+    return sum(size_of(m, kind) for m in found) if len(found) == len(passes) else None
 
 
 def measure(entry: Planned, out: Path, commit: str | None, rounds: int | None) -> bool:

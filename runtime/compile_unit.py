@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -51,17 +52,11 @@ def write_sources(job: Job, directory: Path) -> None:
 
 def edge_for(job: Job, directory: Path) -> Edge:
     """The command that compiles the source in ``directory``; names in it are relative to it."""
-    unit, compiler = job.unit, job.toolchain.compiler
-    binding = binding_root()
+    unit = job.unit
     depfile = f"{unit.plan.name}.d"
-    host = ("-ccbin", str(job.toolchain.host.path)) if compiler.kind == "nvcc" else ()
-    includes = (Path(), *compiler.include_dirs, binding / "include")
-    libraries = (*compiler.library_dirs, binding / "lib")
+    libraries = (*job.toolchain.compiler.library_dirs, binding_root() / "lib")
     command = (
-        str(compiler.path),
-        *host,
-        *unit.flags,
-        *(f"-I{path}" for path in includes),
+        *compiler_call(job, unit.flags),
         *("-MD", "-MF", depfile),
         unit.rendered.name,
         *("-o", unit.library_name),
@@ -69,6 +64,14 @@ def edge_for(job: Job, directory: Path) -> Edge:
         "-ltvm_ffi",
     )
     return Edge(directory, command, unit.rendered.name, unit.library_name, depfile)
+
+
+def compiler_call(job: Job, flags: Sequence[str]) -> tuple[str, ...]:
+    """The job's compiler with ``flags`` and all places of headers; what to compile follows."""
+    compiler = job.toolchain.compiler
+    host = ("-ccbin", str(job.toolchain.host.path)) if compiler.kind == "nvcc" else ()
+    includes = (Path(), *compiler.include_dirs, binding_root() / "include")
+    return (str(compiler.path), *host, *flags, *(f"-I{path}" for path in includes))
 
 
 def conclude(job: Job, edge: Edge, jobs: int) -> Manifest:

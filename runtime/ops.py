@@ -7,7 +7,7 @@ end in the same two methods of a Runner.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -96,11 +96,8 @@ def attend(
         call = (runner, softmax_scale, dropout_threshold, numbers, heads_first)
         out, lse = _Attention.apply(q, k, v, rng_state, call, *extras)  # type: ignore[no-untyped-call]
         return out, lse
-    if not heads_first:
-        return runner.run_forward(q, k, v, rng_state, *scalars, extras, numbers)
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    out, lse = runner.run_forward(q, k, v, rng_state, *scalars, extras, numbers)
-    return out.transpose(1, 2), lse
+    rest = (rng_state, *scalars, extras, numbers)
+    return _forward(runner.run_forward, heads_first, q, k, v, *rest)
 
 
 def traced(
@@ -119,11 +116,27 @@ def traced(
     from . import operators  # here: registering them imports most of torch.compile
 
     rest = (rng_state, handle, softmax_scale, dropout_threshold, extras, numbers)
+    return _forward(operators.forward, heads_first, q, k, v, *rest)
+
+
+def _forward(
+    function: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    heads_first: bool,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *rest: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) of ``function``, which wants the sequence before the heads, and gives it so."""
     if not heads_first:
-        return operators.forward(q, k, v, *rest)
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    out, lse = operators.forward(q, k, v, *rest)
+        return function(q, k, v, *rest)
+    out, lse = function(*_swapped(q, k, v), *rest)
     return out.transpose(1, 2), lse
+
+
+def _swapped(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """``tensors`` with heads and sequence in each other's place."""
+    return [tensor.transpose(1, 2) for tensor in tensors]
 
 
 _Call: TypeAlias = tuple[Runner, float, int, tuple[int | float, ...], bool]
@@ -146,15 +159,9 @@ class _Attention(torch.autograd.Function):
         *extras: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         runner, softmax_scale, dropout_threshold, numbers, heads_first = call
-        given = (q, k, v)
-        if heads_first:
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        out, lse = runner.run_forward(
-            q, k, v, rng_state, softmax_scale, dropout_threshold, extras, numbers
-        )
-        if heads_first:
-            out = out.transpose(1, 2)
-        ctx.save_for_backward(*given, out, lse, rng_state, *extras)
+        rest = (rng_state, softmax_scale, dropout_threshold, extras, numbers)
+        out, lse = _forward(runner.run_forward, heads_first, q, k, v, *rest)
+        ctx.save_for_backward(q, k, v, out, lse, rng_state, *extras)
         ctx.call = call
         ctx.set_materialize_grads(False)
         return out, lse
@@ -183,13 +190,12 @@ def _run_backward(call: _Call, *tensors: Any) -> tuple[torch.Tensor, ...]:
     runner, softmax_scale, dropout_threshold, numbers, heads_first = call
     dout, q, k, v, out, lse, dlse, rng_state, *extras = tensors
     if heads_first:
-        dout, q, k = dout.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2)
-        v, out = v.transpose(1, 2), out.transpose(1, 2)
+        dout, q, k, v, out = _swapped(dout, q, k, v, out)
     dq, dk, dv, *more = runner.run_backward(
         dout, q, k, v, out, lse, dlse, rng_state, softmax_scale, dropout_threshold, extras, numbers
     )
     if heads_first:
-        dq, dk, dv = dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+        dq, dk, dv = _swapped(dq, dk, dv)
     return dq, dk, dv, *more
 
 

@@ -130,13 +130,6 @@ class PassRunner:
             return dq, dk, dv
         return dq, dk, dv, *(g.to(extras[i].dtype) for g, i in zip(more, slots, strict=True))
 
-    def ensure(self, device: torch.device, passes: Sequence[str]) -> None:
-        """Load those of ``passes`` that aren't there for ``device``, together."""
-        device = _indexed(device)
-        missing = [name for name in passes if (device, name) not in self._passes]
-        if missing:
-            self._load(device, missing)
-
     def _compiled(self, device: torch.device, pass_name: str) -> CompiledPass:
         compiled = self._passes.get((device, pass_name))
         if compiled is None:

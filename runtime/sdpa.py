@@ -64,14 +64,15 @@ def scaled_dot_product_attention(
     except AttributeError:  # told below, as all that is wrong
         return _first_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     plan = known_plan(query, key, value, options)
-    if plan is None or (attn_mask is not None and plan.mask_layout is None):
-        return _first_call(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, options
-        )
-    if attn_mask is None or plan.mask_layout is None:
-        return plan(query, key, value)[0]
-    mask = attn_mask.as_strided(*plan.mask_layout, attn_mask.storage_offset())
-    return plan(query, key, value, NOTHING, (mask,))[0]
+    if plan is not None:
+        if attn_mask is None:
+            return plan(query, key, value)[0]
+        if plan.mask_layout is not None:
+            mask = attn_mask.as_strided(*plan.mask_layout, attn_mask.storage_offset())
+            return plan(query, key, value, NOTHING, (mask,))[0]
+    return _first_call(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, options
+    )
 
 
 def _kind_of(mask: torch.Tensor | None) -> tuple[Any, ...] | None:

@@ -25,6 +25,11 @@ def nvcc_flags(gencode: str) -> tuple[str, ...]:
     return ("-std=c++17", "-O3", "-lineinfo", "--ptxas-options=-v", f"-gencode={gencode}")
 
 
+def native_flags(target: Target) -> tuple[str, ...]:
+    """Nvcc's flags for ``target`` alone: no PTX for what comes after it."""
+    return nvcc_flags(f"arch=compute_{target.nvcc_arch},code=sm_{target.nvcc_arch}")
+
+
 def hides_keys(program: Program) -> bool:
     """Whether a key may be hidden from every query: not with bottom-right causal alone."""
     causal = program_for(Variant(8, 8, "fp16", causal=True)).mask

@@ -18,7 +18,7 @@ from .base import (
     first_legal,
     hides_keys,
     legal,
-    nvcc_flags,
+    native_flags,
     round_up,
     stack,
 )
@@ -214,8 +214,7 @@ class Sm90ForwardPlan(KernelPlan):
     @property
     def compile_flags(self) -> tuple[str, ...]:
         """Nvcc's flags: sm_90a has no PTX for what comes after it."""
-        arch = self.target.nvcc_arch
-        return nvcc_flags(f"arch=compute_{arch},code=sm_{arch}")
+        return native_flags(self.target)
 
     @property
     def dynamic(self) -> bool:

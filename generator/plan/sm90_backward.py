@@ -10,13 +10,14 @@ from ..arch import Target
 from ..errors import PlanError
 from ..program import program_for
 from ..variant import Variant
+from . import sm80_base
 from .base import (
     KernelPlan,
     SmemBuffer,
     first_legal,
     hides_keys,
     legal,
-    nvcc_flags,
+    native_flags,
     round_up,
     stack,
 )
@@ -28,10 +29,6 @@ _GROUPS = 2  # warpgroups that compute
 _ELEMENT_BYTES = 2
 _STEP_BYTES = 12  # sizeof(Step)
 _OVERHEAD_REGISTERS = 32  # addresses, row statistics, rings: measured with ptxas
-
-
-def _padded_bytes(rows: int, cols: int) -> int:
-    return round_up(rows * (round_up(cols, 16) + 8) * _ELEMENT_BYTES, 128)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +48,7 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     @property
     def compile_flags(self) -> tuple[str, ...]:
         """Nvcc's flags: sm_90a has no PTX for what comes after it."""
-        arch = self.target.nvcc_arch
-        return nvcc_flags(f"arch=compute_{arch},code=sm_{arch}")
+        return native_flags(self.target)
 
     @property
     def main_launch(self) -> str:
@@ -144,8 +140,9 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
                 f"{self.registers_estimate} registers a thread, {_GROUPS} warpgroups have "
                 f"{self.consumer_registers}."
             )
-        end = _padded_bytes(self.tile_n, self.variant.head_dim) + _padded_bytes(
-            self.tile_n, self.variant.head_dim_v
+        end = sum(
+            round_up(sm80_base.tile_bytes(self.tile_n, round_up(head_dim, 16)), 128)
+            for head_dim in (self.variant.head_dim, self.variant.head_dim_v)
         )
         lse = next(buffer for buffer in self.smem if buffer.name == "lse")
         if end > lse.offset_bytes:

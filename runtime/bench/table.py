@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .record import CellRecord, Measurement, Record, is_ours
@@ -97,11 +97,15 @@ def ratios_of(record: Record) -> list[Ratio]:
             for peer in record.contenders:
                 cells = [] if is_ours(peer) else list(_cell_ratios(record, ours, peer, pass_name))
                 if cells:
-                    mean = math.exp(sum(math.log(r) for r, _ in cells) / len(cells))
-                    least, cell = min(cells, key=lambda pair: pair[0])
-                    label = f"{cell.label}, seqlen {cell.seqlen_q}"
-                    found.append(Ratio(ours, peer, pass_name, mean, least, label, len(cells)))
+                    found.append(Ratio(ours, peer, pass_name, *summary_of(cells), len(cells)))
     return found
+
+
+def summary_of(cells: Sequence[tuple[float, CellRecord]]) -> tuple[float, float, str]:
+    """The geometric mean of the cells' ratios, the least, and which cell has that."""
+    mean = math.exp(sum(math.log(ratio) for ratio, _ in cells) / len(cells))
+    least, cell = min(cells, key=lambda pair: pair[0])
+    return mean, least, f"{cell.label}, seqlen {cell.seqlen_q}"
 
 
 def _cell_ratios(
@@ -116,20 +120,26 @@ def _cell_ratios(
 def _ratio(ours: Measurement | None, peer: Measurement | None, kind: str) -> float | None:
     if ours is None or peer is None:
         return None
+    least = 1.0 if kind == "memory" else 0.0  # a call may need no byte
+    return size_of(peer, kind) / max(size_of(ours, kind), least)
+
+
+def size_of(found: Measurement, kind: str) -> float:
+    """What is compared, the smaller the better: bytes with kind memory, else milliseconds."""
     if kind == "memory":
-        return (peer.peak_bytes or 0) / max(ours.peak_bytes or 0, 1)
-    assert ours.median_ms is not None and peer.median_ms is not None
-    return peer.median_ms / ours.median_ms
+        return float(found.peak_bytes or 0)
+    assert found.median_ms is not None
+    return found.median_ms
 
 
 def _value(found: Measurement | None, kind: str) -> str:
     if found is None:
         return "-"
+    size = size_of(found, kind)
     if kind == "memory":
-        return f"{(found.peak_bytes or 0) / 1e6:.0f}"
-    assert found.median_ms is not None
+        return f"{size / 1e6:.0f}"
     if kind == "host":
-        return f"{found.median_ms * 1e3:.1f}"
+        return f"{size * 1e3:.1f}"
     if found.tflops is None:
-        return f"{found.median_ms:.4g}"
+        return f"{size:.4g}"
     return f"{found.tflops:.0f}" if found.tflops >= 100 else f"{found.tflops:.3g}"

@@ -44,18 +44,13 @@ struct SwizzledTile {
 
     // The 16 x 16 block at (row, col) as the A operand of a product whose warps own 16 rows each.
     __device__ __forceinline__ void load_a(uint32_t (&a)[4], int row, int col, int lane) const {
-        const int at = row + lane % 16;
-        const int chunk = col % kPageCols / 8 + lane / 16;
-        ldmatrix_x4(a, base + col / kPageCols * kPageBytes + at * 128 + ((chunk ^ at % 8) * 16));
+        ldmatrix_x4(a, at(row + lane % 16, col, lane / 16));
     }
 
     // Stores the transpose of a 16 x 16 A operand: tile[row + k, col + m] = A[m, k].
     __device__ __forceinline__ void store_a_trans(const uint32_t (&a)[4], int row, int col,
                                                   int lane) const {
-        const int at = row + lane % 8 + lane / 16 * 8;
-        const int chunk = col % kPageCols / 8 + lane / 8 % 2;
-        stmatrix_x4_trans(base + col / kPageCols * kPageBytes + at * 128 + ((chunk ^ at % 8) * 16),
-                          a);
+        stmatrix_x4_trans(at(row + lane % 8 + lane / 16 * 8, col, lane / 8 % 2), a);
     }
 
     // Makes zeros of every infinity and NaN; kNumThreads threads share the work.
@@ -80,13 +75,19 @@ struct SwizzledTile {
     __device__ __forceinline__ void clear_rows(int first_row, uint32_t which) const {
         constexpr int kChunks = 32 * 8;  // of 32 rows of a page
 #pragma unroll 1
-        for (int i = threadIdx.x % 128; i < kBytes / (kRows * 128) * kChunks; i += 128) {
+        for (int i = threadIdx.x % 128; i < kPages * kChunks; i += 128) {
             const int chunk = i / kChunks * kRows * 8 + first_row * 8 + i % kChunks;
             if (which >> (i / 8 % 32) & 1) st_shared_zero_16(base + chunk * 16);
         }
     }
 
   private:
+    // Address of the 16-byte chunk that is `further` chunks behind column `col` of its page.
+    __device__ __forceinline__ uint32_t at(int row, int col, int further) const {
+        const int chunk = col % kPageCols / 8 + further;
+        return base + col / kPageCols * kPageBytes + row * 128 + ((chunk ^ row % 8) * 16);
+    }
+
     // Address and strides in units of 16 bytes: eight rows are 1024 bytes, `leading` is the step
     // between pages where columns are B's; the last field is the 128-byte swizzle. Only the low
     // half varies, and an address within shared memory never carries out of its field.
