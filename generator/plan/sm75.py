@@ -16,7 +16,7 @@ from ..program import program_for
 from ..variant import Variant
 from .base import KernelPlan, first_legal, legal
 from .sm80_backward import Sm80BackwardPlan
-from .sm80_base import Sm80Plan, tile_bytes
+from .sm80_base import Sm80Plan
 from .sm80_forward import Sm80ForwardPlan
 
 STAGED, DIRECT = COPIES = ("copy_staged", "copy_direct")
@@ -77,7 +77,8 @@ class Sm75BackwardPlan(Sm80BackwardPlan):
         columns = max(self.variant.head_dim, self.variant.head_dim_v)
         if columns <= 224:
             return super().recomputed
-        return "rest" if columns == 256 else "step"  # the other spills 8 to 20 bytes
+        # The other spills 4 to 20 bytes.
+        return "rest" if columns == 256 or self.variant.dropout else "step"
 
     @property
     def dq_stages(self) -> int:
@@ -88,12 +89,6 @@ class Sm75BackwardPlan(Sm80BackwardPlan):
     def dq_atoms(self) -> int:
         """Blocks of 16 queries of a warp in dQ's product."""
         return 1 if self.variant.deterministic else super().dq_atoms
-
-    @property
-    def dq_smem_bytes(self) -> int:
-        """Shared memory of the separate dQ kernel: Q, dO, K and V."""
-        rows = self.dq_tile_m + self.dq_tile_n
-        return tile_bytes(rows, self.padded_qk) + tile_bytes(rows, self.padded_v)
 
     def check(self) -> KernelPlan:
         """This plan, once both of its kernels fit."""

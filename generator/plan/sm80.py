@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from ..arch import Target
 from ..variant import Variant
 from .base import first_legal, legal
+from .sm80_alternatives import backward_alternatives, forward_alternatives
 from .sm80_backward import Sm80BackwardPlan, backward_shapes
 from .sm80_base import Sm80Plan
 from .sm80_forward import Sm80ForwardPlan, forward_shapes
@@ -21,11 +23,12 @@ def plan(variant: Variant, pass_name: str, target: Target, family: str, reason: 
 def candidates(
     variant: Variant, pass_name: str, target: Target, family: str, reason: str
 ) -> Iterator[Sm80Plan]:
-    """Every legal plan, best first."""
+    """Every legal plan: what may ship, best first, then what is only worth a try."""
     forward = pass_name == "forward"
     kind = Sm80ForwardPlan if forward else Sm80BackwardPlan
     shapes = forward_shapes if forward else backward_shapes
-    return legal(
+    alternatives = forward_alternatives if forward else backward_alternatives
+    plans = legal(
         kind(
             variant=variant,
             pass_name=pass_name,
@@ -34,5 +37,10 @@ def candidates(
             reason=reason,
             **tiles,
         )
-        for tiles in shapes(variant, target)
+        for tiles in chain(shapes(variant, target), alternatives(variant))
     )
+    seen: set[Sm80Plan] = set()
+    for found in plans:
+        if found not in seen:
+            seen.add(found)
+            yield found

@@ -170,7 +170,8 @@ class Sm80BackwardPlan(Sm80Plan):
         """
         if self.variant.deterministic:
             widest = 128 if self.target.capability[0] == 9 else 112  # two spill above
-            return 2 if self.padded_qk <= widest and self.program.score is None else 1
+            narrow = self.padded_qk <= widest and self.program.score is None
+            return 2 if narrow and self._dq_bytes(128, 1) <= self.target.max_smem_bytes else 1
         legal = [n for n in (1, 2, 4) if self._dq_blocks(n)]
         return min(legal, key=lambda n: (n * self._dq_blocks(n), n + self._dq_blocks(n)), default=1)
 
@@ -182,13 +183,17 @@ class Sm80BackwardPlan(Sm80Plan):
     @property
     def dq_stages(self) -> int:
         """Tiles of K and V in flight there, as many as two thread blocks of it have room for."""
-        stage = tile_bytes(self.dq_tile_n, self.padded_qk) + tile_bytes(
-            self.dq_tile_n, self.padded_v
-        )
-        fixed = tile_bytes(self.dq_tile_m, self.padded_qk) + tile_bytes(
-            self.dq_tile_m, self.padded_v
-        )
-        return 2 if 2 * (fixed + 2 * stage + 1024) <= self.target.max_smem_bytes + 1024 else 1
+        room = self.target.max_smem_bytes + 1024
+        return 2 if 2 * (self._dq_bytes(self.dq_tile_m, 2) + 1024) <= room else 1
+
+    @property
+    def dq_smem_bytes(self) -> int:
+        """Shared memory of the separate dQ kernel: Q, dO, and stages of K and V."""
+        return self._dq_bytes(self.dq_tile_m, self.dq_stages)
+
+    def _dq_bytes(self, queries: int, stages: int) -> int:
+        rows = queries + stages * self.dq_tile_n
+        return tile_bytes(rows, self.padded_qk) + tile_bytes(rows, self.padded_v)
 
     def _dq_blocks(self, atoms: int) -> int:
         """16-column blocks of a warp that has ``atoms`` blocks of queries; 0 where none fits."""
@@ -223,6 +228,11 @@ class Sm80BackwardPlan(Sm80Plan):
                 f"plan: {self.name}: expected dq_tile_n in multiples of {step}, got "
                 f"{self.dq_tile_n}."
             )
+        if self.variant.deterministic and self.dq_smem_bytes > self.target.max_smem_bytes:
+            raise PlanError(
+                f"plan: {self.name}: the dQ kernel needs {self.dq_smem_bytes} bytes of shared "
+                f"memory, {self.target.name} allows {self.target.max_smem_bytes}. Lower dq_tile_n."
+            )
         if not self.variant.deterministic and not self._dq_blocks(self.dq_atoms):
             raise PlanError(
                 f"plan: {self.name}: expected tile_m = 16, 32 or 64 times a divisor of "
@@ -246,6 +256,23 @@ def _is_plain(variant: Variant, program: Program) -> bool:
     )
 
 
+def _scores_beside_walk(variant: Variant, program: Program) -> bool:
+    """Whether a warp has registers for 32 queries' scores although its kernel walks tiles.
+
+    So it is with a mask of positions alone, which neither reads captures nor has diagonals for
+    bounds. One part reads each fragment of K and V once a step: 136 ldmatrix at d128, not 168.
+    """
+    return (
+        program.score is None
+        and not program.captures
+        and (program.band.lower, program.band.upper) == (None, None)
+        and variant.layout != "varlen"
+        and not (variant.dropout or variant.deterministic or variant.block_mask)
+        and variant.head_dim == variant.head_dim_v
+        and variant.head_dim in (96, 128)  # 104 to 120 spill 8 bytes with nvcc 13.0
+    )
+
+
 def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     """Tiles in order of preference; above 128 columns two warps share their keys' columns."""
     columns = max(variant.head_dim, variant.head_dim_v)
@@ -258,12 +285,15 @@ def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]
         splits = 2 if later else 1
         shapes = [(64, 8, 1, 1, splits, 2, 1) if columns <= 64 else (32, 8, 1, 1, 2, 2, 1)]
     elif columns <= 64:
-        splits = 2 if _is_plain(variant, program) else 4  # all others spill with 32 queries at once
+        # All others spill with 32 queries at once; so, before sm90, does `deterministic` unmasked.
+        unmasked = variant.deterministic and program.mask is None
+        splits = 2 if _is_plain(variant, program) and (hopper or not unmasked) else 4
         shapes = [(64, 4, 2, 1, splits, 1, 2), (64, 8, 1, 1, 1, 2, 1)]
     elif columns <= 80:
         shapes = [(64, 8, 1, 1, 1, 2, 1)]
     elif columns <= 128:
-        splits = 2 if walks or later else 1
+        beside = hopper and _scores_beside_walk(variant, program)
+        splits = 2 if later or (walks and not beside) else 1
         shapes = [(64, 8, 2, 2, splits, 2, 1), (64, 8, 2, 2, splits, 1, 1)]
     else:
         splits = 1 if hopper and not walks else 2

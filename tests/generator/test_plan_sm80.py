@@ -9,6 +9,8 @@ import pytest
 from flashgen.generator.arch import TARGETS, parse_target
 from flashgen.generator.errors import PlanError
 from flashgen.generator.plan import candidates, plan
+from flashgen.generator.render import render
+from flashgen.generator.spec import load_specs
 from flashgen.generator.variant import PASSES, Variant, parse_key
 
 SERVED = [t for t in TARGETS.values() if t.capability >= (8, 0)]
@@ -59,3 +61,39 @@ def test_buffers_do_not_overlap():
 def test_a_pin_that_does_not_fit_names_the_limit(key, pass_name, pins, message):
     with pytest.raises(PlanError, match=re.escape(message)):
         make(key, pass_name, "sm86", **pins)
+
+
+@pytest.mark.parametrize("size", [96, 128])
+def test_a_mask_of_positions_alone_has_the_plan_of_no_mask(size):
+    """In two parts its backward would read K and V twice a step: 168 ldmatrix at d128, not 136."""
+    spec = f'head_dim: {size}\ndtype: bf16\nmask: "q_idx // 3 - kv_idx // 5 < kv_len + q_len"\n'
+    (variant,) = load_specs(spec, "free.yaml")[0].variants
+    masked = plan(variant, "backward", parse_target("sm90"), family="sm80")
+    plain = make(f"d{size}-bf16", target="sm90")
+    assert masked.walks_tiles and not plain.walks_tiles
+    assert [getattr(masked, n) for n in masked.pins] == [getattr(plain, n) for n in plain.pins]
+
+
+ALTERNATIVES = [
+    ("d128-bf16-causal", "forward", {"tile_m": 256, "num_warps": 8}),
+    ("d256-bf16", "forward", {"tile_m": 128, "num_warps": 8, "key_splits": 1}),
+    ("d80-bf16-causal", "backward", {"key_atoms": 2, "head_splits": 2, "score_splits": 1}),
+    ("d64-bf16-det", "backward", {"dq_tile_n": 64}),
+]
+
+
+@pytest.mark.parametrize(("key", "pass_name", "pins"), ALTERNATIVES)
+def test_alternatives_come_behind_what_ships_and_render(key, pass_name, pins):
+    found = list(candidates(parse_key(key), pass_name, parse_target("sm90"), family="sm80"))
+    assert len(set(found)) == len(found)
+    assert found[0] == make(key, pass_name, "sm90")
+    chosen = [one for one in found[1:] if all(getattr(one, n) == v for n, v in pins.items())]
+    assert chosen
+    for one in chosen:
+        text = render(one).text
+        assert f"kTileM = {one.tile_m};" in text and f"kNumWarps = {one.num_warps};" in text
+
+
+def test_a_dq_kernel_that_does_not_fit_is_no_candidate():
+    with pytest.raises(PlanError, match="the dQ kernel needs"):
+        make("d256-bf16-det", target="sm86", dq_tile_n=64)

@@ -32,3 +32,23 @@ def test_no_target_spills(tmp_path):
         for kernel in artifact.resources:
             assert kernel.arch == f"sm_{target.nvcc_arch}"
             assert kernel.registers <= 255 and kernel.spill_store_bytes == 0, kernel
+
+
+CANDIDATES = [
+    ("d256-bf16", "forward", (("tile_m", 128), ("num_warps", 8), ("min_blocks", 1))),
+    (
+        "d80-bf16-causal",
+        "backward",
+        (("key_atoms", 2), ("head_splits", 2), ("score_splits", 1)),
+    ),
+]
+
+
+@pytest.mark.nvcc
+def test_alternatives_of_the_tuner_spill_nothing(tmp_path):
+    requests = [
+        BuildRequest(parse_key(key), name, TARGETS["sm90"], "sm80", pins, strict=True)
+        for key, name, pins in CANDIDATES
+    ]
+    for artifact in build(requests, cache=Cache(tmp_path / "cache")):
+        assert all(kernel.spill_store_bytes == 0 for kernel in artifact.resources)
