@@ -64,6 +64,28 @@ def prepare(
     return rng_state_of(q.device, seed, offset) if threshold else None, scale, threshold
 
 
+def cast_in_autocast(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, only: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v in autocast's dtype where it is on, as torch casts its own attention's.
+
+    What is no tensor of floats stays as it is, for a later check to tell; fp64 too. With ``only``
+    nothing is cast where autocast has another dtype.
+    """
+    if not (isinstance(q, torch.Tensor) and torch.is_autocast_enabled(q.device.type)):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(q.device.type)
+    if only is not None and only is not dtype:
+        return q, k, v
+    return _in_dtype(q, dtype), _in_dtype(k, dtype), _in_dtype(v, dtype)
+
+
+def _in_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype in (dtype, torch.float64):
+        return tensor
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
 def check_inputs(variant: Variant, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Raise an ArgumentError unless q, k and v suit ``variant`` and each other."""
     dtype = TORCH_DTYPES[variant.dtype]

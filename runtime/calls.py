@@ -222,13 +222,15 @@ def find_kernel(key: str, device: torch.device, passes: tuple[str, ...]) -> Kern
     return make_kernel(key, device, passes)
 
 
-def make_kernel(key: str, device: torch.device, passes: tuple[str, ...]) -> Kernel:
+def make_kernel(
+    key: str, device: torch.device, passes: tuple[str, ...], family: str | None = None
+) -> Kernel:
     """`find_kernel`, anew."""
-    variant = bodies.variant_of(key)
-    if variant is not None:
-        return Kernel(variant, device, passes=passes)
-    entry = find_one(key, ())
-    return Kernel(entry.variant, device, spec=entry.spec, passes=passes)
+    variant, spec = bodies.variant_of(key), None
+    if variant is None:
+        entry = find_one(key, ())
+        variant, spec = entry.variant, entry.spec
+    return Kernel(variant, device, spec=spec, family=family, passes=passes)
 
 
 def find_signature(key: str) -> Signature:

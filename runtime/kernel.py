@@ -133,8 +133,11 @@ class Kernel(PassRunner):
         """``out``, or ``(out, lse)`` with ``return_lse``; differentiable in both.
 
         The arguments are those of ``forward``. Captures with a gradient, and a learned sink, get
-        theirs.
+        theirs. Under autocast of the variant's dtype q, k and v are cast to it.
         """
+        if torch._C._is_any_autocast_enabled():
+            dtype = arguments.TORCH_DTYPES[self.variant.dtype]
+            q, k, v = arguments.cast_in_autocast(q, k, v, only=dtype)
         call = arguments.prepare(self.variant, q, k, v, softmax_scale, dropout_p, seed, offset)
         extras = self._extras(q, k, captures)
         if extras.tensors and torch.is_grad_enabled():

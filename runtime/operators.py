@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from .arguments import lse_dtype, lse_shape
-from .ops import placed, runner_of
+from .ops import Runner, placed, runner_of
 
 NAMESPACE = "flashgen"
-_ARGUMENTS = (
-    "str kernel, float softmax_scale, int dropout_threshold, Tensor[] extras, Scalar[] numbers"
+_ARGUMENTS = (  # ints and floats apart: torch.export saves no list of both, nor an empty one
+    "str kernel, float softmax_scale, int dropout_threshold, Tensor[] extras, SymInt[] ints, "
+    "float[] floats"
 )
 FORWARD_SCHEMA = (
     f"forward(Tensor q, Tensor k, Tensor v, Tensor? rng_state, {_ARGUMENTS}) "
@@ -41,9 +42,27 @@ def forward(
     numbers: Sequence[int | float],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) by the operator: a call that can be put in a graph. ``kernel`` is a handle."""
-    scalars = (softmax_scale, dropout_threshold, list(extras), list(numbers))
+    scalars = (softmax_scale, dropout_threshold, list(extras), *split(numbers))
     result = torch.ops.flashgen.forward(q, k, v, rng_state, kernel, *scalars)
     return result[0], result[1]
+
+
+def split(numbers: Sequence[int | float]) -> tuple[list[int], list[float]]:
+    """(ints, floats) of a call's numbers, as the operators take them."""
+    whole = [isinstance(number, int | torch.SymInt) for number in numbers]
+    ints = [number for number, is_int in zip(numbers, whole, strict=True) if is_int]
+    floats = [number for number, is_int in zip(numbers, whole, strict=True) if not is_int]
+    return ints, floats  # type: ignore[return-value]
+
+
+def _joined(
+    runner: Runner, ints: Sequence[int], floats: Sequence[float]
+) -> tuple[int | float, ...]:
+    """The numbers of a call, in the order of its kernel."""
+    if not floats:
+        return tuple(ints)
+    each, every = iter(ints), iter(floats)
+    return tuple(next(each) if is_int else next(every) for is_int in runner.integral)
 
 
 def _registered() -> torch.library.Library:
@@ -70,10 +89,12 @@ def _forward(
     softmax_scale: float,
     dropout_threshold: int,
     extras: Sequence[torch.Tensor],
-    numbers: Sequence[int | float],
+    ints: Sequence[int],
+    floats: Sequence[float],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    scalars = (softmax_scale, dropout_threshold)
-    return runner_of(kernel).run_forward(q, k, v, rng_state, *scalars, extras, numbers)
+    runner = runner_of(kernel, q.device)
+    rest = (softmax_scale, dropout_threshold, extras, _joined(runner, ints, floats))
+    return runner.run_forward(q, k, v, rng_state, *rest)
 
 
 def _backward(
@@ -89,11 +110,13 @@ def _backward(
     softmax_scale: float,
     dropout_threshold: int,
     extras: Sequence[torch.Tensor],
-    numbers: Sequence[int | float],
+    ints: Sequence[int],
+    floats: Sequence[float],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    runner = runner_of(kernel, q.device)
     tensors = (dout, q, k, v, out, lse, dlse, rng_state)
-    scalars = (softmax_scale, dropout_threshold)
-    dq, dk, dv, *captured = runner_of(kernel).run_backward(*tensors, *scalars, extras, numbers)
+    rest = (softmax_scale, dropout_threshold, extras, _joined(runner, ints, floats))
+    dq, dk, dv, *captured = runner.run_backward(*tensors, *rest)
     return dq, dk, dv, captured
 
 
@@ -108,13 +131,14 @@ def _fake_backward(
     dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     kernel, extras = rest[4], rest[7]
-    captured = [extras[slot] for slot in runner_of(kernel).gradient_slots]
+    captured = [extras[slot] for slot in runner_of(kernel, q.device).gradient_slots]
     dq, dk, dv, *more = (t.new_empty(t.shape) for t in (q, k, v, *captured))
     return dq, dk, dv, more
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, rng_state, *ctx.scalars, extras, ctx.numbers = inputs
+    q, k, v, rng_state, *ctx.scalars, extras, ints, floats = inputs
+    ctx.numbers = (ints, floats)
     ctx.save_for_backward(q, k, v, *output, rng_state, *extras)
     ctx.set_materialize_grads(False)
 
@@ -124,12 +148,12 @@ def _traced_backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | N
     if dout is None:
         dout = torch.zeros_like(out)
     *grads, captured = torch.ops.flashgen.backward(
-        dout, q, k, v, out, lse, dlse, rng_state, *ctx.scalars, extras, ctx.numbers
+        dout, q, k, v, out, lse, dlse, rng_state, *ctx.scalars, extras, *ctx.numbers
     )
-    captured_grads = placed(runner_of(ctx.scalars[0]), captured, len(extras))
+    captured_grads = placed(runner_of(ctx.scalars[0], q.device), captured, len(extras))
     # torch takes an empty list for one of tensors, and wants its like back
-    no_numbers: list[None] | None = None if ctx.numbers else []
-    return (*grads, None, None, None, None, captured_grads, no_numbers)
+    no_numbers: list[list[None] | None] = [None if one else [] for one in ctx.numbers]
+    return (*grads, None, None, None, None, captured_grads, *no_numbers)
 
 
 _LIBRARY = _registered()  # operators live as long as this

@@ -29,6 +29,10 @@ class Runner(Protocol):
     def gradient_slots(self) -> tuple[int, ...]:
         """Places among extras of the tensors that have a gradient."""
 
+    @property
+    def integral(self) -> tuple[bool, ...]:
+        """Whether each of a call's numbers is an int."""
+
     def run_forward(
         self,
         q: torch.Tensor,
@@ -224,17 +228,14 @@ class _Gradients(torch.autograd.Function):
         )
 
 
-def runner_of(handle: str) -> Runner:
-    """The runner of ``handle``; loaded where a graph of another process names it."""
+def runner_of(handle: str, device: torch.device) -> Runner:
+    """The runner of ``handle``; made for ``device`` where a graph of another process names it.
+
+    Its passes are built and loaded when they first run: a graph may need the forward alone.
+    """
     if handle not in _runners:
-        from .bodies import variant_of
-        from .devices import best_device
-        from .kernel import Kernel, load
+        from .calls import make_kernel
 
         key, _, family = handle.partition("@")
-        variant = variant_of(key)
-        if variant is None:
-            load(key, family=family or None)
-        else:
-            Kernel(variant, best_device(), family=family or None)
+        make_kernel(key, device, (), family or None)
     return _runners[handle]

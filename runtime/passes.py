@@ -28,6 +28,7 @@ class PassRunner:
         target: what the device it was loaded for runs.
         handle: the string that stands for it in a graph.
         gradient_slots: places among a call's extra tensors of those that have a gradient.
+        integral: whether each of a call's numbers is an int.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class PassRunner:
         self.handle = self.key if family is None else f"{self.key}@{family}"
         self._signature = signature_of(variant)
         self.gradient_slots = self._signature.gradient_slots
+        self.integral = tuple(param.type == "int" for param in self._signature.program.params)
         self._takes_more = bool(self._signature.tensors or self._signature.params)
         self._spec = spec
         self._family = family

@@ -8,6 +8,7 @@ import torch
 
 from ..generator.errors import ArgumentError
 from ..generator.variant import Variant
+from .arguments import cast_in_autocast
 from .attention import checked_dtype, dropout_bits, padded_head_dim
 from .bodies import CAPTURE, mark_of
 from .calls import NOTHING, call_variant, known_plan
@@ -54,9 +55,9 @@ def scaled_dot_product_attention(
     Raises:
         ArgumentError: says which argument is wrong and what was expected.
     """
+    if torch._C._is_any_autocast_enabled():
+        query, key, value = cast_in_autocast(query, key, value)
     try:
-        if torch.is_autocast_enabled(query.device.type):
-            query, key, value = _cast(query, key, value)
         options = (
             _WHERE, dropout_p, is_causal, scale, enable_gqa,
             torch.are_deterministic_algorithms_enabled(), _kind_of(attn_mask),
@@ -145,12 +146,6 @@ def _without_bias_class(mask: torch.Tensor) -> tuple[torch.Tensor | None, bool |
     if not isinstance(mask, CausalBias):
         return mask, False
     return None, True if mask.variant == CausalVariant.LOWER_RIGHT else "top_left"
-
-
-def _cast(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """``tensors`` in autocast's dtype, as torch casts the arguments of its own."""
-    dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    return [t if t.dtype in (dtype, torch.float64) else t.to(dtype) for t in tensors]
 
 
 def _in_four_dimensions(

@@ -148,3 +148,31 @@ def test_streams_of_ones_own():
         found = results(lambda *t: flash_attn_func(*t, causal=True, deterministic=True), leaves)
     stream.synchronize()
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_autocast_and_scaled_gradients():
+    leaves = draw(*[(2, 130, 4, 64)] * 3, dtype=torch.float32)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
+    with torch.autocast("cuda", torch.float16):
+        out = flash_attn_func(*leaves, causal=True)
+    assert out.dtype is torch.float16
+    grads = torch.autograd.grad(scaler.scale(out.float().square().sum()), leaves)
+    found = [out, *(grad / scaler.get_scale() for grad in grads)]
+    wanted = results(lambda *t: flash_attn_func(*(x.half() for x in t), causal=True), leaves)
+    close(found, wanted)
+    huge = torch.autograd.grad(flash_attn_func(*(t.half() for t in leaves)), leaves,
+                               torch.full_like(out, 6e4))  # fmt: skip
+    assert not all(grad.isfinite().all() for grad in huge)  # a GradScaler leaves such a step out
+
+
+def test_an_exported_program():
+    class Module(torch.nn.Module):
+        def forward(self, q, k, v):
+            return flash_attn_func(q, k, v, causal=True)
+
+    inputs = tuple(t.detach() for t in draw(*[(2, 130, 4, 64)] * 3))
+    length = torch.export.Dim("length", min=2, max=4096)
+    shapes = {name: {1: length} for name in "qkv"}
+    program = torch.export.export(Module(), inputs, dynamic_shapes=shapes)
+    shorter = [t[:, :77] for t in inputs]
+    assert torch.equal(program.module()(*shorter), flash_attn_func(*shorter, causal=True))

@@ -291,11 +291,11 @@ def test_threads_may_share_a_kernel(kernel):
 
 def test_a_graph_of_another_process_finds_its_kernel(kernel):
     q, k, v, _ = inputs()
-    expected = torch.ops.flashgen.forward(q, k, v, None, KEY, 0.25, 0, [], [])[0]
+    expected = torch.ops.flashgen.forward(q, k, v, None, KEY, 0.25, 0, [], [], [])[0]
     runner = ops._runners.pop(KEY)  # as where nothing has been loaded yet
     try:
         assert torch.equal(
-            torch.ops.flashgen.forward(q, k, v, None, KEY, 0.25, 0, [], [])[0], expected
+            torch.ops.flashgen.forward(q, k, v, None, KEY, 0.25, 0, [], [], [])[0], expected
         )
     finally:
         ops._runners[KEY] = runner
@@ -306,12 +306,12 @@ def test_operators_are_sound_on_a_real_kernel(kernel):
     state = torch.tensor([3, 4])
     torch.library.opcheck(
         torch.ops.flashgen.forward.default,
-        (*(t.clone().requires_grad_() for t in (q, k, v)), state, KEY, 0.25, 64, [], []),
+        (*(t.clone().requires_grad_() for t in (q, k, v)), state, KEY, 0.25, 64, [], [], []),
     )
-    out, lse = torch.ops.flashgen.forward(q, k, v, state, KEY, 0.25, 64, [], [])
+    out, lse = torch.ops.flashgen.forward(q, k, v, state, KEY, 0.25, 64, [], [], [])
     torch.library.opcheck(
         torch.ops.flashgen.backward.default,
-        (dout, q, k, v, out, lse, None, state, KEY, 0.25, 64, [], []),
+        (dout, q, k, v, out, lse, None, state, KEY, 0.25, 64, [], [], []),
     )
 
 

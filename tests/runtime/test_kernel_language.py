@@ -13,7 +13,7 @@ from flashgen.generator.errors import ArgumentError
 from flashgen.generator.spec import load_specs
 from flashgen.generator.variant import PASSES
 from flashgen.runtime import (
-    operators,  # noqa: F401  (registers them)
+    operators,
     ops,
 )
 from flashgen.runtime import passes as passes_module
@@ -265,14 +265,15 @@ def test_operators_are_sound(kernels):
     q, k, v, dout = dense()
     extras = kernel._signature.bind(q, k, arguments())
     ops.register(kernel)
-    call = (None, kernel.handle, 0.25, 0, list(extras.tensors), list(extras.numbers))
+    call = (None, kernel.handle, 0.25, 0, list(extras.tensors))
+    call = (*call, *operators.split(extras.numbers))
     for slot in kernel.gradient_slots:
         call[4][slot].requires_grad_()
     torch.library.opcheck(
         torch.ops.flashgen.forward.default, (*(t.requires_grad_() for t in (q, k, v)), *call)
     )
     q, k, v = (t.detach() for t in (q, k, v))
-    call = (*call[:4], [t.detach() for t in call[4]], call[5])
+    call = (*call[:4], [t.detach() for t in call[4]], *call[5:])
     out, lse = torch.ops.flashgen.forward(q, k, v, *call)
     torch.library.opcheck(
         torch.ops.flashgen.backward.default, (dout, q, k, v, out, lse, None, *call)

@@ -22,6 +22,7 @@ class ReferenceRunner:
         self.calls = []
 
     gradient_slots = ()
+    integral = (True, False)
 
     def run_forward(
         self, q, k, v, rng_state, softmax_scale, dropout_threshold, extras=(), numbers=()
@@ -153,14 +154,16 @@ def test_a_gradient_of_an_extra_alone(with_extras):
 def test_operator_with_extras_is_sound(with_extras):
     q, k, v = leaves(torch.float32)
     factor = torch.linspace(0.5, 1, 4, requires_grad=True)
-    args = (q, k, v, None, with_extras.handle, 0.3, 0, [torch.arange(3), factor], [7, 0.5])
+    args = (q, k, v, None, with_extras.handle, 0.3, 0, [torch.arange(3), factor], [7], [0.5])
     torch.library.opcheck(torch.ops.flashgen.forward.default, args)
     q, k, v, factor = (t.detach() for t in (q, k, v, factor))
-    out, lse = torch.ops.flashgen.forward(q, k, v, *args[3:7], [torch.arange(3), factor], [7, 0.5])
+    out, lse = torch.ops.flashgen.forward(
+        q, k, v, *args[3:7], [torch.arange(3), factor], [7], [0.5]
+    )
     torch.library.opcheck(
         torch.ops.flashgen.backward.default,
         (torch.ones_like(out), q, k, v, out, lse, None, None, with_extras.handle, 0.3, 0,
-         [torch.arange(3), factor], [7, 0.5]),
+         [torch.arange(3), factor], [7], [0.5]),
     )  # fmt: skip
 
 
@@ -197,12 +200,12 @@ def test_saves_its_inputs_and_results_only(runner):
 
 def test_operator_is_sound(runner):
     q, k, v = leaves(torch.float32)
-    args = (q, k, v, None, runner.handle, 0.3, 0, [], [])
+    args = (q, k, v, None, runner.handle, 0.3, 0, [], [], [])
     torch.library.opcheck(torch.ops.flashgen.forward.default, args)
     out, lse = (t.detach() for t in attend(runner, q, k, v))
     tensors = [t.detach() for t in (torch.ones_like(out), q, k, v, out, lse, torch.sin(lse))]
     torch.library.opcheck(
-        torch.ops.flashgen.backward.default, (*tensors, None, runner.handle, 0.3, 0, [], [])
+        torch.ops.flashgen.backward.default, (*tensors, None, runner.handle, 0.3, 0, [], [], [])
     )
 
 

@@ -151,11 +151,11 @@ def test_operators_are_torchs(chosen):
     q, k, v = (t.transpose(1, 2).requires_grad_() for t in inputs())
     (mask,) = draw((9, 13))
     ours(*(t.transpose(1, 2) for t in (q, k, v)), attn_mask=mask.requires_grad_())
-    arguments = (q, k, v, None, chosen[0], 0.25, 0, [mask.detach()], [])
+    arguments = (q, k, v, None, chosen[0], 0.25, 0, [mask.detach()], [], [])
     namespace = getattr(torch.ops, operators.NAMESPACE)
     torch.library.opcheck(namespace.forward, arguments)
     ops._runners.pop(chosen[0])  # as in a process that only runs a saved graph
-    assert ops.runner_of(chosen[0]).handle == chosen[0]
+    assert ops.runner_of(chosen[0], q.device).handle == chosen[0]
 
 
 def test_operators_of_torchs_flash_backend():
