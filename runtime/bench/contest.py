@@ -214,7 +214,7 @@ def prepare(
                 compare(name, cell, plain.output(), out)
                 # one attend for all sets: their captures are alike, and some compile for each
                 contest.ready[name] = [Calls.of(attend, data) for data in sets]
-                if cell.dropout_p:
+                if cell.dropout_p and attend.drops:
                     _check_dropout(contest.ready[name][0], name, cell)
                 if attend.forward_only:
                     contest.forward_only.add(name)

@@ -30,12 +30,14 @@ class Attend:
             (batch, seqlen, heads, head_dim).
         context: entered around calls of it.
         forward_only: it has no backward.
+        drops: it drops elements where the cell does.
     """
 
     function: Function
     heads_first: bool = False
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     forward_only: bool = False
+    drops: bool = True
 
 
 class Peer(Protocol):

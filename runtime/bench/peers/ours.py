@@ -65,7 +65,8 @@ class Without:
         if variant == cell.variant:
             raise Refusal(f"the variant has no {self.lacks} itself")
         p = dropout_p if variant.dropout else 0.0
-        return Ours(self.family).attend(replace(cell, variant=variant), data, p)
+        attend = Ours(self.family).attend(replace(cell, variant=variant), data, p)
+        return replace(attend, drops=p > 0)
 
 
 UNORDERED = Without(

@@ -79,9 +79,8 @@ def _dense_forward(
         q, k, v, None, None, *lengths, dropout_p, is_causal, return_debug_mask, scale=scale
     )
     out = found[0].transpose(1, 2)
-    # torch.compile counts on query's order of dimensions
-    like = torch.empty_like(query) if value.shape[3] == query.shape[3] else out
-    out = out if out.stride() == like.stride() else like.copy_(out)
+    if value.shape[3] == query.shape[3]:
+        out = _laid_out_as(query, out)
     return (out, found[1], None, None, *lengths, *found[2:])
 
 
@@ -189,11 +188,18 @@ def _backward(
     threshold = arguments.threshold_of(variant, dropout_p)
     extras = calls.find_signature(variant.key).bind(query, key, given) if given else NO_EXTRAS
     kernel = calls.find_kernel(variant.key, query.device, PASSES)
-    return kernel.run_backward(
+    grads = kernel.run_backward(
         grad_out, query, key, value, out, logsumexp, None,
         rng_state.view(torch.int64) if threshold else None,
         arguments.scale_of(variant, scale), threshold, extras.tensors, extras.numbers,
     )  # fmt: skip
+    return tuple(map(_laid_out_as, (query, key, value), grads))
+
+
+def _laid_out_as(like: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """``result`` in the order of dimensions of ``like``, which torch.compile counts on."""
+    wanted = torch.empty_like(like)
+    return result if result.stride() == wanted.stride() else wanted.copy_(result)
 
 
 def _choose(

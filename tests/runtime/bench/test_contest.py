@@ -50,6 +50,11 @@ def settings(kind="speed"):
     return Settings(kind, CPU, ("forward", "backward"), 2, commit="c", command="x")
 
 
+def test_ours_without_dropout_is_ready_beside_ours_with_it():
+    contest = prepare(cell_of("d16-fp32-dropout", 0.5), [MATH, PEERS["undropped"]], CPU)
+    assert list(contest.ready) == ["math", "undropped"], contest.errors
+
+
 def test_the_right_are_ready_and_the_wrong_are_errors():
     off = Fake("off", lambda out: out * 1.001)
     nan = Fake("nan", lambda out: out * float("nan"))
