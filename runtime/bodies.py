@@ -19,11 +19,10 @@ from ..generator.variant import Variant, parse_key
 CAPTURE = "attn_mask"
 _AXES = {"b": "batch", "h": "num_heads", "q": "seqlen_q", "k": "seqlen_k"}
 _INDICES = {"b": "b", "h": "h", "q": "q_idx", "k": "kv_idx"}
-# Below the least finite number is -inf alone: a key that is never seen, and so, of masks that are
-# the same for all queries, a tile that is never loaded. The bound is that of fp32, which fp16 and
-# bf16 are read as.
-_LEAST = {"fp64": "-1.7976931348623157e308"}
-_LEAST_FP32 = "-3.4028234663852886e38"
+# A float below hides its key, and so, of masks that are the same for all queries, a tile that is
+# never loaded: -inf, and the least numbers of fp32 and bf16, which models write in its place. Such
+# numbers can't be scores: in base 2 they overflow, and a sum of exponentials is lost beside them.
+_HIDDEN = "-1.0e38"
 _HASH_DIGITS = 8
 
 
@@ -51,9 +50,8 @@ def body_of(kind: MaskKind) -> Body:
     if kind.dtype == "bool":
         program = f'mask: "{element}"'
     else:
-        least = _LEAST.get(kind.dtype, _LEAST_FP32)
         # "not <" and not ">=": a NaN stays one
-        program = f'mask: "not {element} < {least}"\nscore: "score + {element}"'
+        program = f'mask: "not {element} < {_HIDDEN}"\nscore: "score + {element}"'
     grad = ", grad: true" if kind.grad else ""
     text = (  # of sizes and dtype a body has nothing
         f"head_dim: 64\ndtype: {'fp64' if kind.dtype == 'fp64' else 'fp32'}\n"

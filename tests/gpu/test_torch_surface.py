@@ -58,6 +58,25 @@ def test_sdpa(kind):
     close(results(ours, leaves), results(in_fp32(mask, **options), leaves))
 
 
+@pytest.mark.parametrize("axes", ["qk", "k"])
+def test_least_numbers_hide_keys(axes):
+    """As models mask: the first tiles hidden throughout, and some rows altogether."""
+    leaves = draw(*[(2, 4, 300, 64)] * 3)
+    mask = torch.zeros(2, 1, 300 if axes == "qk" else 1, 300, device="cuda")
+    mask[0, ..., :150] = torch.finfo(torch.float32).min
+    if axes == "qk":
+        mask += torch.full((300, 300), torch.finfo(torch.float32).min / 2, device="cuda").triu(1)
+    seen = mask > -1e38
+
+    def ours(q, k, v):
+        return flashgen.scaled_dot_product_attention(q, k, v, mask)
+
+    def wanted(q, k, v):  # a row that sees nothing is 0
+        return torch.where(seen.any(-1, keepdim=True), in_fp32(seen)(q, k, v), 0.0)
+
+    close(results(ours, leaves), [t.nan_to_num() for t in results(wanted, leaves)])
+
+
 def test_masks_never_wait_for_the_gpu():
     q, k, v = draw(*[(2, 4, 128, 64)] * 3)
     mask = torch.ones(2, 1, 1, 128, dtype=torch.bool, device="cuda")

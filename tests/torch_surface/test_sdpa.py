@@ -13,6 +13,7 @@ from flashgen.generator.errors import ArgumentError
 from flashgen.runtime import bodies, operators, ops
 
 ours = flashgen.scaled_dot_product_attention
+ROUGH = {"rtol": 3e-2, "atol": 3e-2}
 
 
 def draw(*shapes, dtype=torch.float32, seed=0):
@@ -24,7 +25,7 @@ def inputs(seqlen_q=9, seqlen_k=13, heads_kv=4):
     return draw((2, 4, seqlen_q, 16), *[(2, heads_kv, seqlen_k, 16)] * 2)
 
 
-def compare(tensors, mask=None, **options):
+def compare(tensors, mask=None, tolerance=None, **options):
     """Ours against torch's, results and all gradients."""
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
     if type(mask) is torch.Tensor and mask.is_floating_point():
@@ -35,7 +36,7 @@ def compare(tensors, mask=None, **options):
         out = function(*leaves[:3], attn_mask=mask, **options)
         results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
     for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(one, other, **(tolerance or {"rtol": 1e-4, "atol": 2e-5}))
 
 
 def keys_of(lengths, seqlen_k=13):
@@ -84,6 +85,31 @@ def test_minus_infinity_hides_a_key_and_a_row_of_it_is_zero():
     hidden = k.clone()
     hidden[:, :, 7:] = math.nan
     assert torch.equal(ours(q, hidden, v, mask), ours(q, k, v, mask))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "axes"), [(torch.float32, "qk"), (torch.float32, "k"), (torch.bfloat16, "qk")]
+)
+def test_the_least_number_hides_a_key_as_torchs_math_does(dtype, axes):
+    """A key that has it is of no weight beside others; a row of nothing else is 0, as of bools."""
+    least = torch.finfo(dtype).min
+    (mask,) = draw((2, 1, 9 if axes == "qk" else 1, 13), seed=1, dtype=dtype)
+    mask[..., 7:] = least
+    compare(
+        [t.to(dtype) for t in inputs()], mask, tolerance=None if dtype is torch.float32 else ROUGH
+    )
+    empty = mask.clone().requires_grad_()
+    with torch.no_grad():
+        empty[1, :, -1] = least
+    q, k, v = (t.to(dtype).requires_grad_() for t in inputs())
+    out = ours(q, k, v, empty)
+    rows = (1, slice(None), slice(-1, None) if axes == "qk" else slice(None))
+    assert (out[rows] == 0).all() and out[0].any()
+    grads = torch.autograd.grad(out.float().square().sum(), (q, k, v, empty))
+    assert all(grad.isfinite().all() for grad in grads)
+    assert (grads[0][rows] == 0).all() and (grads[3][rows] == 0).all()
+    boolean = ours(q, k, v, empty > least)  # without what is added: which rows are empty
+    assert torch.equal(boolean[rows], out[rows])
 
 
 @pytest.mark.parametrize("bias", [causal_upper_left, causal_lower_right])

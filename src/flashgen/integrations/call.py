@@ -67,6 +67,7 @@ def attend(call: Arguments) -> torch.Tensor:
         _seen_by_tensor(call.mask, q, k, fields, given)
     elif call.mask is not None:
         bias = call.mask if bias is None else bias + call.mask
+        fields["bias_hides"] = True
     if bias is not None:
         _biased(bias, q, k, fields, given)
     if call.softcap is not None:

@@ -36,6 +36,7 @@ class Choice:
         bias: "", or the name of the score in bodies.yaml.
         bias_dtype: of the bias; fp32 without one.
         bias_grad: whether it needs its gradient.
+        bias_hides: whether it is a mask of floats; then there is no other mask.
         dropout_bits: as the variant's.
         deterministic: as the variant's.
     """
@@ -52,6 +53,7 @@ class Choice:
     bias: str = ""
     bias_dtype: CaptureDtype = "fp32"
     bias_grad: bool = False
+    bias_hides: bool = False
     dropout_bits: int = 0
     deterministic: bool = False
 
@@ -96,7 +98,7 @@ def _body(choice: Choice) -> Body | None:
     if bias is not None:
         (capture,) = bias.captures
         capture = replace(capture, dtype=choice.bias_dtype, grad=choice.bias_grad)
-        bias = replace(bias, captures=(capture,))
+        bias = replace(bias, captures=(capture,), mask=bias.mask if choice.bias_hides else None)
     if mask is None or bias is None:
         return mask or bias
     captures = sorted((*mask.captures, *bias.captures), key=lambda capture: capture.name)
