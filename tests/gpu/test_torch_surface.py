@@ -195,3 +195,42 @@ def test_an_exported_program():
     program = torch.export.export(Module(), inputs, dynamic_shapes=shapes)
     shorter = [t[:, :77] for t in inputs]
     assert torch.equal(program.module()(*shorter), flash_attn_func(*shorter, causal=True))
+
+
+def packed_reference(q, k, v, ends_q, ends_k, **options):
+    parts = []
+    for a, b, c, d in zip(ends_q, ends_q[1:], ends_k, ends_k[1:], strict=False):
+        one = (t[None].transpose(1, 2) for t in (q[a:b], k[c:d], v[c:d]))
+        parts.append(in_fp32(enable_gqa=True, **options)(*one)[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def test_r22_through_flash_attn():
+    ends_q, ends_k = (0, 0, 1208, 2048, 2048), (0, 2538, 4280, 5120, 8192)
+    leaves = draw((2048, 4, 256), *[(8192, 1, 256)] * 2)
+    offsets = [torch.tensor(e, dtype=torch.int32, device="cuda") for e in (ends_q, ends_k)]
+    found = results(lambda *t: flash_attn_varlen_func(*t, *offsets, 1208, 3072), leaves)
+    close(found, results(lambda *t: packed_reference(*t, ends_q, ends_k), leaves))
+
+
+@pytest.mark.parametrize("shape", [(65_537, 2, 1, 64), (1, 2, 65_537, 64)])
+def test_r24_through_flash_attn(shape):
+    leaves = draw(*[shape] * 3)
+    heads = [t.detach().transpose(1, 2).requires_grad_() for t in leaves]
+    found = results(lambda *t: flash_attn_func(*t, causal=True), leaves)
+    expected = results(in_fp32(is_causal=True), heads)
+    close(found, [t.transpose(1, 2) for t in expected])
+
+
+def test_torchs_packed_attention_on_the_backend():
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    ends = (0, 130, 130, 400)
+    leaves = draw(*[(400, 4, 64)] * 3)
+    offsets = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    register_flash_backend()
+    torch.nn.attention.activate_flash_attention_impl("flashgen")
+    try:
+        found = results(lambda *t: varlen.varlen_attn(*t, offsets, offsets, 270, 270), leaves)
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
+    close(found, results(lambda *t: packed_reference(*t, ends, ends), leaves))

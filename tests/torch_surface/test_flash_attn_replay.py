@@ -143,6 +143,31 @@ def test_r20_values_of_another_size():
     check_gradients(q, k, v, out)
 
 
+def test_r22_sequences_without_queries_and_a_single_head_of_keys():
+    ends_q, ends_k = (0, 0, 75, 128, 128), (0, 158, 267, 320, 512)
+    q, k, v = normal((128, 4, 256), *[(512, 1, 256)] * 2, dtype=torch.float16)
+    offsets = [torch.tensor(ends, dtype=torch.int32) for ends in (ends_q, ends_k)]
+    out = flash_attn.flash_attn_varlen_func(q, k, v, *offsets, 75, 192)
+    parts = []
+    for a, b, c, d in zip(ends_q, ends_q[1:], ends_k, ends_k[1:], strict=False):
+        parts.append(exact(q[None, a:b], *(t[None, c:d].expand(-1, -1, 4, -1) for t in (k, v)))[0])
+    wanted = torch.cat(parts)
+    torch.testing.assert_close(out, wanted.half(), rtol=4e-3, atol=4e-3)
+    dout = torch.ones_like(out)
+    grads = torch.autograd.grad(out, (q, k, v), dout)
+    for one, other in zip(
+        grads, torch.autograd.grad(wanted, (q, k, v), dout.double()), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+    assert (grads[1][:158] == 0).all() and (grads[2][320:] == 0).all()  # no query's keys
+
+
+@pytest.mark.parametrize("shape", [(65_537, 1, 1, 16), (1, 2, 65_537, 16)])
+def test_r24_more_batches_or_heads_than_a_grid_has_rows(shape):
+    q, k, v = normal(*[shape] * 3, dtype=torch.float16)
+    check_gradients(q, k, v, flash_attn.flash_attn_func(q, k, v))
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_r25_what_no_query_sees_reaches_nothing(value):
     q, k, v = normal(*[(1, 40, 2, 16)] * 3, dtype=torch.float16)

@@ -218,6 +218,41 @@ def test_operators_of_torchs_flash_backend():
         attend(q, k, v)
 
 
+def test_packed_operators_of_torchs_flash_backend(dense):
+    """What torch.nn.attention.varlen calls, behind the CPU's key."""
+    namespace = torch.ops.aten
+    q, k, v = draw((14, 4, 16), *[(20, 2, 16)] * 2)
+    ends_q, ends_k = [0, 3, 3, 14], [0, 5, 11, 20]
+    offsets = [torch.tensor(ends, dtype=torch.int32) for ends in (ends_q, ends_k)]
+    call, sizes = (q, k, v, *offsets), (11, 9)
+    window = {"window_size_left": 4, "window_size_right": 0}
+    active = torch_backend.activate("CPU")
+    try:
+        for causal, bounds in ((False, {}), (True, {}), (False, window)):
+            found = namespace._flash_attention_forward(*call, *sizes, 0.0, causal, False, **bounds)
+            out, lse, state, unused = found[:4]
+            grads = namespace._flash_attention_backward(
+                torch.ones_like(out), q, k, v, out, lse, *offsets, *sizes, 0.0, causal, state,
+                unused, **bounds,
+            )  # fmt: skip
+            leaves = [t.double().requires_grad_() for t in (q, k, v)]
+            parts = []
+            for a, b, c, d in zip(ends_q, ends_q[1:], ends_k, ends_k[1:], strict=False):
+                one = (leaves[0][None, a:b], leaves[1][None, c:d], leaves[2][None, c:d])
+                seen = (4, 0) if bounds else (-1, -1)
+                rows, stats = dense(*one, causal=causal, window=seen)
+                parts.append(torch.where(stats.isfinite().mT[..., None], rows, 0.0)[0])
+            wanted = torch.cat(parts)
+            torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=1e-5)
+            expected = torch.autograd.grad(wanted.sum(), leaves)
+            for ours_grad, theirs in zip(grads, expected, strict=True):
+                torch.testing.assert_close(
+                    ours_grad.double(), theirs.nan_to_num(), rtol=1e-4, atol=1e-5
+                )
+    finally:
+        active.remove()
+
+
 def test_registration():
     torch_backend.register_flash_backend()
     assert "flashgen" in torch.nn.attention.list_flash_attention_impls()
