@@ -250,9 +250,10 @@ def _report(run: Run, options: argparse.Namespace, flop: float) -> Report:
     low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
     tokens = options.batch * options.seqlen
     quartiles = (round(1e3 * low, 3), round(1e3 * high, 3))
+    tokens_per_s, tflop_per_s = (float(f"{n:.5g}") for n in (tokens / step, flop / step / 1e12))
     return Report(
-        run.attention, round(1e3 * step, 3), quartiles, round(tokens / step),
-        round(flop / step / 1e12, 3), run.peak_bytes, run.losses,
+        run.attention, round(1e3 * step, 3), quartiles, tokens_per_s, tflop_per_s,
+        run.peak_bytes, run.losses,
     )  # fmt: skip
 
 
@@ -323,7 +324,7 @@ def main(example: Example, about: str, arguments: list[str] | None = None) -> No
         peak = "" if report.peak_bytes is None else f", peak {report.peak_bytes / 2**30:.2f} GiB"
         tail = report.losses[-min(100, len(report.losses) // 2 or 1) :]
         print(
-            f"{report.attention:>8}: {report.step_ms:.1f} ms, {report.tokens_per_s} tokens/s, "
+            f"{report.attention:>8}: {report.step_ms:.1f} ms, {report.tokens_per_s:.6g} tokens/s, "
             f"{report.tflop_per_s:.3g} TFLOP/s{peak}, loss {statistics.mean(tail):.3f} over the "
             f"last {len(tail)} steps"
         )
