@@ -10,11 +10,11 @@ GPU:
 from __future__ import annotations
 
 import argparse
-import math
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
-from training import Batch, Call, Example, main, rows_of
+from training import Attend, Batch, Call, Example, explicit, main, rows_of
 
 import flashgen
 
@@ -23,22 +23,13 @@ HIDDEN, PADDING, IGNORED = 256, 257, -100  # tokens behind the bytes; a target t
 
 def eager(call: Call) -> torch.Tensor:
     """Attention by explicit operations."""
-    q, k, v = call.heads_first()
-    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
-    weights = scores.masked_fill(~call.mask, -math.inf).softmax(-1).to(v.dtype)
-    return (functional.dropout(weights, call.dropout_p) @ v).transpose(1, 2)
+    assert call.mask is not None
+    return explicit(call, ~call.mask)
 
 
-def sdpa(call: Call) -> torch.Tensor:
-    """Attention by the kernel that PyTorch prefers for the mask."""
-    attend = functional.scaled_dot_product_attention
-    return attend(*call.heads_first(), call.mask, call.dropout_p).transpose(1, 2)
-
-
-def ours(call: Call) -> torch.Tensor:
-    """Attention by flashgen, which skips tiles of padding."""
-    attend = flashgen.scaled_dot_product_attention
-    return attend(*call.heads_first(), call.mask, call.dropout_p).transpose(1, 2)
+def masked(attend: Callable[..., torch.Tensor]) -> Attend:
+    """Attention by a function of PyTorch's signature; flashgen's skips tiles of padding."""
+    return lambda call: attend(*call.heads_first(), call.mask, call.dropout_p).transpose(1, 2)
 
 
 def batch(text: torch.Tensor, options: argparse.Namespace, generator: torch.Generator) -> Batch:
@@ -55,7 +46,11 @@ def batch(text: torch.Tensor, options: argparse.Namespace, generator: torch.Gene
 
 EXAMPLE = Example(
     "train_bert",
-    {"eager": eager, "sdpa": sdpa, "flashgen": ours},
+    {
+        "eager": eager,
+        "sdpa": masked(functional.scaled_dot_product_attention),
+        "flashgen": masked(flashgen.scaled_dot_product_attention),
+    },
     batch,
     {  # the vocabulary is BERT's, padded; bytes and two more use the first 258
         "layers": 12, "heads": 12, "width": 768, "vocabulary": 30528, "seqlen": 512, "batch": 32,

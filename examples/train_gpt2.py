@@ -10,22 +10,18 @@ loss curves as one SVG. On a GPU:
 from __future__ import annotations
 
 import argparse
-import math
 from functools import lru_cache
 
 import torch
 from torch.nn import functional
-from training import Batch, Call, Example, main, rows_of
+from training import Batch, Call, Example, explicit, main, rows_of
 
 import flashgen
 
 
 def eager(call: Call) -> torch.Tensor:
     """Attention by explicit operations."""
-    q, k, v = call.heads_first()
-    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
-    weights = scores.masked_fill(_future(q.shape[2], q.device), -math.inf).softmax(-1).to(v.dtype)
-    return (functional.dropout(weights, call.dropout_p) @ v).transpose(1, 2)
+    return explicit(call, _future(call.q.shape[1], call.q.device))
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sysconfig
 import time
@@ -52,6 +53,14 @@ class Call:
 
 
 Attend = Callable[[Call], torch.Tensor]
+
+
+def explicit(call: Call, hidden: torch.Tensor) -> torch.Tensor:
+    """Attention by explicit operations; ``hidden`` is true where a query doesn't see a key."""
+    q, k, v = call.heads_first()
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
+    weights = scores.masked_fill(hidden, -math.inf).softmax(-1).to(v.dtype)
+    return (functional.dropout(weights, call.dropout_p) @ v).transpose(1, 2)
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,6 +64,10 @@ def prepare(
     return rng_state_of(q.device, seed, offset) if threshold else None, scale, threshold
 
 
+# Of any kind of device, so that a call needs no look at its tensors where it is off everywhere.
+autocast_is_on = torch._C._is_any_autocast_enabled
+
+
 def cast_in_autocast(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, only: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

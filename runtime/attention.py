@@ -57,7 +57,7 @@ def attention(
     Raises:
         ArgumentError: says which argument is wrong and what was expected.
     """
-    if torch._C._is_any_autocast_enabled():
+    if arguments.autocast_is_on():
         q, k, v = arguments.cast_in_autocast(q, k, v)
     options = (
         "attention", causal, dropout_p, softmax_scale, deterministic, window, softcap,

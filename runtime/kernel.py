@@ -135,7 +135,7 @@ class Kernel(PassRunner):
         The arguments are those of ``forward``. Captures with a gradient, and a learned sink, get
         theirs. Under autocast of the variant's dtype q, k and v are cast to it.
         """
-        if torch._C._is_any_autocast_enabled():
+        if arguments.autocast_is_on():
             dtype = arguments.TORCH_DTYPES[self.variant.dtype]
             q, k, v = arguments.cast_in_autocast(q, k, v, only=dtype)
         call = arguments.prepare(self.variant, q, k, v, softmax_scale, dropout_p, seed, offset)

@@ -8,7 +8,7 @@ import torch
 
 from ..generator.errors import ArgumentError
 from ..generator.variant import Variant
-from .arguments import cast_in_autocast
+from .arguments import autocast_is_on, cast_in_autocast
 from .attention import checked_dtype, dropout_bits, padded_head_dim
 from .bodies import CAPTURE, mark_of
 from .calls import NOTHING, call_variant, known_plan
@@ -55,7 +55,7 @@ def scaled_dot_product_attention(
     Raises:
         ArgumentError: says which argument is wrong and what was expected.
     """
-    if torch._C._is_any_autocast_enabled():
+    if autocast_is_on():
         query, key, value = cast_in_autocast(query, key, value)
     try:
         options = (

@@ -15,7 +15,7 @@ from ..errors import PlanError
 from ..program import program_for
 from ..variant import Variant
 from .base import KernelPlan, first_legal, legal
-from .sm80_backward import Sm80BackwardPlan
+from .sm80_backward import Sm80BackwardPlan, backward_tiles
 from .sm80_base import Sm80Plan
 from .sm80_forward import Sm80ForwardPlan
 
@@ -98,13 +98,9 @@ class Sm75BackwardPlan(Sm80BackwardPlan):
                 f"plan: {self.name}: expected num_stages 1, since the next tiles wait in "
                 f"registers, got {self.num_stages}."
             )
-        if self.dq_tile_m not in (16, 32, 64) or (
-            self.variant.deterministic and self.dq_smem_bytes > self.target.max_smem_bytes
-        ):
+        if self.dq_tile_m not in (16, 32, 64):
             raise PlanError(
-                f"plan: {self.name}: expected dq_tile_m 16, 32 or 64 and a dQ kernel of at most "
-                f"{self.target.max_smem_bytes} bytes of shared memory, got {self.dq_tile_m} and "
-                f"{self.dq_smem_bytes} bytes. Lower dq_tile_m or dq_tile_n."
+                f"plan: {self.name}: expected dq_tile_m 16, 32 or 64, got {self.dq_tile_m}."
             )
         return super().check()
 
@@ -176,28 +172,18 @@ def _backward(variant: Variant) -> Iterator[dict[str, Any]]:
     warps share their keys, above 224 there is room for 16 of them.
     """
     columns = max(variant.head_dim, variant.head_dim_v)
-    # tile_m, num_warps, key_atoms, head_splits, score_splits
+    copy = STAGED if columns <= 144 else DIRECT
+    # as backward_tiles has them
     if columns <= 64:
-        shapes = [(32, 4, 2, 1, 2, STAGED), (32, 4, 1, 1, 1, STAGED)]
+        shapes = [(32, 4, 2, 1, 2), (32, 4, 1, 1, 1)]
     elif columns <= 80:
-        shapes = [(32, 4, 1, 1, 1, STAGED), (16, 4, 1, 1, 1, STAGED)]
+        shapes = [(32, 4, 1, 1, 1), (16, 4, 1, 1, 1)]
     elif columns <= 128:
-        shapes = [(32, 8, 1, 2, 1, STAGED), (16, 4, 1, 1, 1, STAGED)]
-    elif columns <= 144:
-        shapes = [(32, 4, 1, 2, 1, STAGED), (32, 2, 1, 2, 1, STAGED)]
+        shapes = [(32, 8, 1, 2, 1), (16, 4, 1, 1, 1)]
     else:
-        shapes = [(32, 4, 1, 2, 1, DIRECT), (32, 2, 1, 2, 1, DIRECT)]
+        shapes = [(32, 4, 1, 2, 1), (32, 2, 1, 2, 1)]
     dq_tiles = ((64, 32), (32, 32), (32, 16), (16, 32)) if variant.deterministic else ((64, 32),)
-    for tile_m, num_warps, key_atoms, head_splits, score_splits, copy in shapes:
+    for shape in shapes:
         for dq_tile_m, dq_tile_n in dq_tiles:
-            yield {
-                "tile_m": tile_m,
-                "tile_n": 16 * key_atoms * num_warps // head_splits,
-                "num_warps": num_warps,
-                "key_atoms": key_atoms,
-                "head_splits": head_splits,
-                "score_splits": score_splits,
-                "copy": copy,
-                "dq_tile_m": dq_tile_m,
-                "dq_tile_n": dq_tile_n,
-            }
+            more = {"copy": copy, "dq_tile_m": dq_tile_m, "dq_tile_n": dq_tile_n}
+            yield backward_tiles(*shape) | more

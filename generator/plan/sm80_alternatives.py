@@ -9,32 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..variant import Variant
+from .sm80_backward import backward_tiles
+from .sm80_forward import forward_tiles
 
 
 def forward_alternatives(variant: Variant) -> Iterator[dict[str, int]]:
     """Tiles of the forward, a dict of `Sm80ForwardPlan` fields each."""
     columns = max(variant.head_dim, variant.head_dim_v)
-    # tile_m, tile_n, num_warps, key_splits, min_blocks
+    # as forward_tiles has them
     if columns <= 128:  # K and V are fetched half as often; 128 keys a step halve the barriers
         shapes = [(256, 64, 8, 1, 1), (128, 128, 8, 1, 1)]
         if columns > 96 and (variant.dropout or not variant.causal):  # 16 to 88 bytes spill
             del shapes[0]
     else:  # the same; queries shared or not, whichever doesn't ship
         shapes = [(128, 64, 8, 1, 1), (128, 32, 8, 1, 1), (64, 64, 4, 1, 2), (64, 64, 4, 2, 2)]
-    for tile_m, tile_n, num_warps, key_splits, min_blocks in shapes:
-        yield {
-            "tile_m": tile_m,
-            "tile_n": tile_n,
-            "num_warps": num_warps,
-            "key_splits": key_splits,
-            "min_blocks": min_blocks,
-        }
+    for shape in shapes:
+        yield forward_tiles(*shape)
 
 
 def backward_alternatives(variant: Variant) -> Iterator[dict[str, int]]:
     """Tiles of the backward, a dict of `Sm80BackwardPlan` fields each."""
     columns = max(variant.head_dim, variant.head_dim_v)
-    # tile_m, num_warps, key_atoms, head_splits, score_splits, num_stages, min_blocks
+    # as backward_tiles has them
     if columns <= 64:  # 32 queries at once, 64 x 128 pairs a step for twice as many warps
         shapes = [(128, 8, 2, 2, 1, 2, 1), (64, 4, 2, 1, 2, 1, 2)]
     elif columns <= 80:  # each fragment of Q and dO feeds two products, as at d64 and d128
@@ -47,16 +43,6 @@ def backward_alternatives(variant: Variant) -> Iterator[dict[str, int]]:
         shapes = [shape for shape in shapes if shape[1] == 8]
     # Steps of 64 keys halve the barriers of the separate dQ kernel; at d128 they spill 348 bytes.
     dq_tiles = (64, 32) if variant.deterministic and not 96 < columns <= 128 else (32,)
-    for tile_m, num_warps, key_atoms, head_splits, score_splits, num_stages, min_blocks in shapes:
+    for shape in shapes:
         for dq_tile_n in dq_tiles:
-            yield {
-                "tile_m": tile_m,
-                "tile_n": 16 * key_atoms * num_warps // head_splits,
-                "num_warps": num_warps,
-                "key_atoms": key_atoms,
-                "head_splits": head_splits,
-                "score_splits": score_splits,
-                "num_stages": num_stages,
-                "min_blocks": min_blocks,
-                "dq_tile_n": dq_tile_n,
-            }
+            yield backward_tiles(*shape) | {"dq_tile_n": dq_tile_n}

@@ -229,9 +229,10 @@ class Sm80BackwardPlan(Sm80Plan):
                 f"{self.dq_tile_n}."
             )
         if self.variant.deterministic and self.dq_smem_bytes > self.target.max_smem_bytes:
+            lower = " or ".join(name for name in ("dq_tile_m", "dq_tile_n") if name in self.pins)
             raise PlanError(
                 f"plan: {self.name}: the dQ kernel needs {self.dq_smem_bytes} bytes of shared "
-                f"memory, {self.target.name} allows {self.target.max_smem_bytes}. Lower dq_tile_n."
+                f"memory, {self.target.name} allows {self.target.max_smem_bytes}. Lower {lower}."
             )
         if not self.variant.deterministic and not self._dq_blocks(self.dq_atoms):
             raise PlanError(
@@ -276,7 +277,7 @@ def _scores_beside_walk(variant: Variant, program: Program) -> bool:
 def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
     """Tiles in order of preference; above 128 columns two warps share their keys' columns."""
     columns = max(variant.head_dim, variant.head_dim_v)
-    # tile_m, num_warps, key_atoms, head_splits, score_splits, num_stages, min_blocks
+    # as backward_tiles has them
     program = program_for(variant)
     walks = _walks_tiles(program)
     hopper = target.capability[0] == 9  # the others' compilers hold more ahead, and spill
@@ -308,14 +309,30 @@ def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]
     if columns <= 128:
         shapes += [(32, 8, 1, 1, 1, 2, 1), (32, 4, 1, 1, 1, 2, 1), (32, 4, 1, 1, 1, 1, 1)]
     small = target.max_smem_bytes < 128 * 1024  # their compilers hold more ahead, and spill
-    for tile_m, num_warps, key_atoms, head_splits, score_splits, num_stages, min_blocks in shapes:
-        yield {
-            "tile_m": tile_m,
-            "tile_n": 16 * key_atoms * num_warps // head_splits,
-            "num_warps": num_warps,
-            "key_atoms": key_atoms,
-            "head_splits": head_splits,
-            "score_splits": 2 if small and head_splits == 1 else score_splits,
-            "num_stages": num_stages,
-            "min_blocks": min_blocks,
-        }
+    for shape in shapes:
+        tiles = backward_tiles(*shape)
+        if small and tiles["head_splits"] == 1:
+            tiles["score_splits"] = 2
+        yield tiles
+
+
+def backward_tiles(
+    tile_m: int,
+    num_warps: int,
+    key_atoms: int,
+    head_splits: int,
+    score_splits: int,
+    num_stages: int = 1,
+    min_blocks: int = 1,
+) -> dict[str, int]:
+    """Fields of a `Sm80BackwardPlan` by name, with the keys that its warps make."""
+    return {
+        "tile_m": tile_m,
+        "tile_n": 16 * key_atoms * num_warps // head_splits,
+        "num_warps": num_warps,
+        "key_atoms": key_atoms,
+        "head_splits": head_splits,
+        "score_splits": score_splits,
+        "num_stages": num_stages,
+        "min_blocks": min_blocks,
+    }

@@ -96,7 +96,7 @@ def forward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]
     reads = read_levels(program)
     later = target.capability >= (10, 0)
     plain = program.score is None and program.tile_test is None and variant.layout != "varlen"
-    # tile_m, tile_n, num_warps, key_splits, min_blocks
+    # as forward_tiles has them
     shapes = [(m, n, w, 1, 1) for m, n, w in ((128, 64, 4), (128, 32, 4), (128, 64, 8))]
     small = [(64, 64, 4, 1, 1), (64, 32, 4, 1, 1)]
     if columns > 128:  # at 256, H200: 251 TFLOP/s with shared queries, 254 without
@@ -109,11 +109,18 @@ def forward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]
         del shapes[0]
     elif columns <= 64 and plain and not variant.dropout and not (later and variant.sink):
         shapes.insert(0, (128, 128, 4, 1, 1))
-    for tile_m, tile_n, num_warps, key_splits, min_blocks in shapes + small:
-        yield {
-            "tile_m": tile_m,
-            "tile_n": tile_n,
-            "num_warps": num_warps,
-            "key_splits": key_splits,
-            "min_blocks": min_blocks,
-        }
+    for shape in shapes + small:
+        yield forward_tiles(*shape)
+
+
+def forward_tiles(
+    tile_m: int, tile_n: int, num_warps: int, key_splits: int, min_blocks: int
+) -> dict[str, int]:
+    """Fields of a `Sm80ForwardPlan` by name."""
+    return {
+        "tile_m": tile_m,
+        "tile_n": tile_n,
+        "num_warps": num_warps,
+        "key_splits": key_splits,
+        "min_blocks": min_blocks,
+    }

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from ..generator.errors import ArgumentError
-from ..runtime.arguments import cast_in_autocast
+from ..runtime.arguments import autocast_is_on, cast_in_autocast
 from ..runtime.calls import NOTHING, call_variant, known_plan
 from .choice import UnsupportedError, WindowSize, arguments_of, choose, pair_of
 from .dmask import dropped_weights
@@ -224,7 +224,7 @@ def _attend(
 ) -> Result:
     if type(window_size) is not tuple:
         window_size = pair_of(window_size)
-    if torch._C._is_any_autocast_enabled():
+    if autocast_is_on():
         q, k, v = cast_in_autocast(q, k, v)
     packed = offsets is not None
     options = (

@@ -198,7 +198,9 @@ def _backward(
 
 def _laid_out_as(like: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """``result`` in the order of dimensions of ``like``, which torch.compile counts on."""
-    wanted = torch.empty_like(like)
+    if result.stride() == like.stride():
+        return result
+    wanted = torch.empty_like(like)  # of gaps in like it has none
     return result if result.stride() == wanted.stride() else wanted.copy_(result)
 
 
