@@ -62,6 +62,9 @@ _BODIES = {
     "cp_async_wait_all": "",
     "ld_global_128": "memset(r, 0, 16); if (valid) memcpy(r, gmem, 16);",
     "sync_warps": "emu::named(barrier, kThreads, true);",
+    # host/launch_chained.cuh
+    "wait_for_previous_kernel": "",
+    "start_next_kernel": "",
     "red_add_4": "for (int i = 0; i < 4; ++i) gmem[i] += v[i];",
 }
 """Functions that are inline assembly -> what they do here."""
@@ -107,12 +110,11 @@ def _closing(text: str, at: int) -> int:
 def _body(name: str, body: str, before: str, bf16: bool) -> str:
     wgmma = re.search(r"wgmma\.mma_async.*?m64n(\d+)k16\.f32\.(\w+)", body)
     if wgmma:
-        in_registers = "p, 1, 1, 0, " not in body
-        transposed = re.search(r"p, 1, 1, (?:0, )?(\d);", body).group(1)
-        a = "a, 0" if in_registers else "nullptr, a"
+        a_transposed, transposed = re.search(r"p, 1, 1, (?:(\d), )?(\d);", body).groups()
+        a = "a, 0" if a_transposed is None else "nullptr, a"
         return (
             f"emu::wgmma({{&acc[0][0], {int(wgmma.group(1)) // 8}, {a}, b, accumulate, "
-            f"{transposed}, {int(wgmma.group(2) == 'bf16')}}});"
+            f"{a_transposed or 0}, {transposed}, {int(wgmma.group(2) == 'bf16')}}});"
         )
     if name in _ELEMENT:
         of_bf16 = before.rfind("struct Bf16") > before.rfind("struct Fp16")

@@ -68,6 +68,21 @@ class Sm80BackwardPlan(Sm80Plan):
         return "sm80/backward_launch.cu.j2"
 
     @property
+    def convert(self) -> str:
+        """The template part that converts dQ."""
+        return "sm80/backward_convert.cu.j2"
+
+    @property
+    def chained(self) -> bool:
+        """Whether a kernel starts while the one before it ends."""
+        return False
+
+    @property
+    def sections(self) -> bool:
+        """Whether thread blocks of several heads are dealt out together."""
+        return False
+
+    @property
     def walks_tiles(self) -> bool:
         """Whether tiles of queries are classified one by one, not bounds of one loop."""
         return _walks_tiles(self.program)

@@ -54,6 +54,7 @@ class Product:
         a_in_registers: whether A comes in registers, else in shared memory.
         transposed: whether B lies in shared memory with its columns contiguous.
         purpose: what the kernel computes with it.
+        a_transposed: whether A lies in shared memory with its rows contiguous.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Product:
     a_in_registers: bool
     transposed: bool
     purpose: str
+    a_transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..arch import Target
@@ -38,12 +38,22 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     Attributes:
         producer_registers: registers of a thread that loads.
         consumer_registers: registers of a thread that computes.
+        head_sections: whether thread blocks of several heads are dealt out together, longest
+            first, instead of head by head.
+        chained_launches: whether a kernel starts while the one before it ends.
+        early_exponentials: whether exponentials are taken while dP's product runs.
     """
 
     producer_registers: int = 24
     consumer_registers: int = 240
+    head_sections: bool = False
+    chained_launches: bool = False
+    early_exponentials: bool = False
 
-    pins: ClassVar[tuple[str, ...]] = ("tile_m", "num_stages")
+    pins: ClassVar[tuple[str, ...]] = (
+        *("tile_m", "num_stages"),
+        *("head_sections", "chained_launches", "early_exponentials"),
+    )
 
     @property
     def compile_flags(self) -> tuple[str, ...]:
@@ -61,9 +71,29 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         return MAP_TYPE[self.variant.dtype]
 
     @property
+    def chained(self) -> bool:
+        """Whether a kernel starts while the one before it ends."""
+        return self.chained_launches
+
+    @property
+    def sections(self) -> bool:
+        """Whether thread blocks of several heads are dealt out together."""
+        return self.head_sections
+
+    @property
+    def convert(self) -> str:
+        """The template part that converts dQ."""
+        return "sm90/backward_convert.cu.j2" if self.transposes_dq else super().convert
+
+    @property
+    def transposes_dq(self) -> bool:
+        """Whether dQ^T is computed, which leaves the number of queries free."""
+        return self.tile_m not in (_GROUP_KEYS, 2 * _GROUP_KEYS)
+
+    @property
     def splits_dq_columns(self) -> bool:
         """Whether the warpgroups share dQ's product by columns, not by queries."""
-        return self.tile_m == _GROUP_KEYS
+        return self.tile_m != 2 * _GROUP_KEYS
 
     @property
     def dq_columns(self) -> int:
@@ -93,7 +123,9 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
             Product("wgmma_scores", self.tile_m, False, False, "S^T and dP^T"),
             Product("wgmma_dv", round_up(self.variant.head_dim_v, 16), True, True, "dV"),
             Product("wgmma_dk", round_up(self.variant.head_dim, 16), True, True, "dK"),
-            Product("wgmma_dq", self.dq_columns, False, True, "dQ"),
+            Product("wgmma_dq", self.tile_m, False, False, "dQ^T", a_transposed=True)
+            if self.transposes_dq
+            else Product("wgmma_dq", self.dq_columns, False, True, "dQ"),
         )
 
     @property
@@ -128,7 +160,7 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
 
     def check(self) -> KernelPlan:
         """This plan, once tiles, registers and shared memory are known to be legal."""
-        rows = (64, 128) if self.variant.head_dim <= PAGE_COLS else (64,)
+        rows = (64, 128) if self.variant.head_dim <= PAGE_COLS else (64, 80)
         if self.tile_m not in rows:
             raise PlanError(
                 f"plan: {self.name}: expected tile_m {' or '.join(map(str, rows))} at head_dim "
@@ -186,26 +218,45 @@ def plan(
 def candidates(
     variant: Variant, pass_name: str, target: Target, family: str, reason: str
 ) -> Iterator[Sm90BackwardPlan]:
-    """Every legal plan, best first."""
+    """Every legal plan: what ships, then what no GPU has timed against it, best hoped for first."""
     program = program_for(variant)
     busy = program.score is not None or program.tile_test is not None or variant.dropout > 0
     large = variant.head_dim > PAGE_COLS
     producer_registers, consumer_registers = (24, 240)
     if program.tile_test is not None:  # the work of the warp that loads
         producer_registers, consumer_registers = (40, 232) if large else (56, 224)
-    return legal(
-        Sm90BackwardPlan(
-            variant=variant,
-            pass_name=pass_name,
-            target=target,
-            family=family,
-            reason=reason,
-            tile_m=tile_m,
-            tile_n=_GROUPS * _GROUP_KEYS,
-            num_warps=4 * _GROUPS,
-            num_stages=num_stages,
-            producer_registers=producer_registers,
-            consumer_registers=consumer_registers,
-        )
-        for tile_m, num_stages in ((128, 2), (64, 2), (64, 1))[busy or large :]
+    base = Sm90BackwardPlan(
+        variant=variant,
+        pass_name=pass_name,
+        target=target,
+        family=family,
+        reason=reason,
+        tile_m=64,
+        tile_n=_GROUPS * _GROUP_KEYS,
+        num_warps=4 * _GROUPS,
+        producer_registers=producer_registers,
+        consumer_registers=consumer_registers,
     )
+    shapes = [(128, 2), (64, 2), (64, 1)][busy or large :]
+    first = next(legal(replace(base, tile_m=m, num_stages=n) for m, n in shapes), None)
+    if first is None:
+        return
+    yield first
+    plain = not busy and variant.layout != "varlen"
+    for tile_m in (*((80,) if plain and large else ()), first.tile_m):
+        tiles = replace(first, tile_m=tile_m)
+        others = _alternatives(tiles, program.mask is not None and plain, plain and not large)
+        yield from legal(other for other in others if other != first)
+
+
+def _alternatives(tiles: Sm90BackwardPlan, masked: bool, early: bool) -> Iterator[Sm90BackwardPlan]:
+    """Orders of thread blocks, of kernels and of products that the tuner tries."""
+    for sections in (True, False)[not masked :]:
+        for early_exponentials in (True, False)[not early :]:
+            for chained in (True, False):
+                yield replace(
+                    tiles,
+                    head_sections=sections,
+                    early_exponentials=early_exponentials,
+                    chained_launches=chained,
+                )

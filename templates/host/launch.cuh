@@ -72,21 +72,25 @@ struct Grid {
     int smem_bytes;  // dynamic, the same in every launch of a kernel
 };
 
-// Launches kKernel(p) on the current stream of `device`, which is the current device. Not <<<>>>,
-// which hides its own error among those that earlier calls left behind.
-template <auto kKernel, typename Params>
-bool launch_kernel(Arguments& in, Device device, const Grid& grid, const Params& p) {
-    if (grid.blocks == 0) return true;
+// Whether kKernel can be launched so on `device`, which is the current device; else the call fails.
+template <auto kKernel>
+bool check_grid(Arguments& in, Device device, const Grid& grid) {
     if (grid.blocks > kMaxGrid) {
         in.fail("ValueError", "%s: expected at most %lld thread blocks of one kernel, got %lld",
                 in.function(), static_cast<long long>(kMaxGrid),
                 static_cast<long long>(grid.blocks));
         return false;
     }
-    if (grid.smem_bytes > kFreeSmemBytes &&
-        !allow_smem<kKernel>(in, device.device_id, grid.smem_bytes)) {
-        return false;
-    }
+    return grid.smem_bytes <= kFreeSmemBytes ||
+           allow_smem<kKernel>(in, device.device_id, grid.smem_bytes);
+}
+
+// Launches kKernel(p) on the current stream of `device`, which is the current device. Not <<<>>>,
+// which hides its own error among those that earlier calls left behind.
+template <auto kKernel, typename Params>
+bool launch_kernel(Arguments& in, Device device, const Grid& grid, const Params& p) {
+    if (grid.blocks == 0) return true;
+    if (!check_grid<kKernel>(in, device, grid)) return false;
     void* args[] = {const_cast<Params*>(&p)};
     const cudaError_t error =
         cudaLaunchKernel(kKernel, dim3(static_cast<unsigned>(grid.blocks)),

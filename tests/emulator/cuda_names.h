@@ -90,6 +90,13 @@ cudaError_t cudaLaunchKernel(void (*kernel)(Params), dim3 grid, dim3 threads, vo
                              size_t smem_bytes, cudaStream_t) {
     return emu::launch(kernel, grid, threads, *static_cast<Params*>(args[0]), smem_bytes);
 }
+template <typename Params>
+cudaError_t emulated_launch(const cudaLaunchConfig_t* config, void (*kernel)(Params),
+                            const Params& params) {
+    const auto [grid, threads, smem_bytes, stream, attributes, count] = *config;
+    return emu::launch(kernel, grid, threads, params, smem_bytes);
+}
+#define cudaLaunchKernelEx emulated_launch
 template <typename Kernel>
 cudaError_t emulated_attribute(Kernel, cudaFuncAttribute, int) {
     return cudaSuccess;

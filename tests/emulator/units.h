@@ -93,7 +93,7 @@ struct Wgmma {
     int blocks;
     const uint32_t* a_registers;  // or null
     uint64_t a, b;
-    bool accumulate, transposed, bf16;
+    bool accumulate, a_transposed, transposed, bf16;
 };
 struct Warpgroup {  // of one lane: products that it has not executed
     std::vector<Wgmma> open;
@@ -123,7 +123,8 @@ inline void execute(const Wgmma& op) {
     for (int r = 0; r < 2; ++r) {
         for (int k = 0; k < 16; ++k) {
             if (op.a_registers == nullptr) {
-                a[r][k] = element(op.a, warp_row + lane / 4 + 8 * r, k, false, op.bf16);
+                a[r][k] =
+                    element(op.a, warp_row + lane / 4 + 8 * r, k, op.a_transposed, op.bf16);
                 continue;
             }
             const auto* peer = from_bits<const uint32_t*>(registers[lane / 4 * 4 + k % 8 / 2]);

@@ -6,7 +6,7 @@ import pytest
 
 from flashgen.generator.arch import TARGETS
 from flashgen.generator.errors import PlanError
-from flashgen.generator.plan import plan, sm90_backward
+from flashgen.generator.plan import candidates, plan, sm90_backward
 from flashgen.generator.variant import Variant, parse_key
 
 SM90 = TARGETS["sm90"]
@@ -87,7 +87,7 @@ def test_what_it_has_is_its_own(key):
 
 
 def test_a_tile_that_does_not_fit():
-    with pytest.raises(PlanError, match="expected tile_m 64 at head_dim 128, got 128"):
+    with pytest.raises(PlanError, match="expected tile_m 64 or 80 at head_dim 128, got 128"):
         make("d128-bf16", tile_m=128)
     with pytest.raises(PlanError, match="expected tile_m 64 or 128"):
         make("d64-bf16", tile_m=32)
@@ -98,3 +98,25 @@ def test_what_no_gpu_has_run_is_there_for_those_who_ask():
         assert plan(parse_key(key), "backward", SM90).family == "sm80"
         assert plan(parse_key(key), "backward", SM90, family="sm90").family == "sm90"
     assert plan(parse_key("d256-bf16"), "backward", SM90, family="sm90").family == "sm80"
+
+
+def test_what_ships_comes_first_and_alternatives_are_all_different():
+    for key in ("d64-bf16", "d128-bf16-causal", "d96-fp16-window128x0", "d128-bf16-dropout"):
+        found = list(candidates(parse_key(key), "backward", SM90, family="sm90"))
+        assert not (found[0].head_sections or found[0].chained or found[0].early_exponentials)
+        assert found[0].tile_m in (64, 128) and len(found) == len(set(found)) >= 2
+        assert all(one.smem_bytes <= SM90.max_smem_bytes for one in found)
+
+
+def test_eighty_queries_have_all_of_dq_in_whole_pages():
+    for size in (72, 96, 128):
+        found = make(f"d{size}-bf16", tile_m=80)
+        assert found.transposes_dq and found.padded_qk == 128
+        (product,) = (one for one in found.products if one.name == "wgmma_dq")
+        assert product.width == 80 and product.a_transposed
+    assert not make("d128-bf16").transposes_dq and not make("d64-bf16").transposes_dq
+
+
+@pytest.mark.parametrize("key", ["d64-bf16", "d128-bf16-dropout"])
+def test_without_a_mask_every_thread_block_is_as_long(key):
+    assert not any(one.sections for one in candidates(parse_key(key), "backward", SM90))

@@ -53,8 +53,10 @@ def poison(monkeypatch):
     monkeypatch.setattr(passes_module, "_empty", poisoned)
 
 
-def emulate(key, folder, target="sm90", passes=("forward",)):
+def emulate(key, folder, target="sm90", passes=("forward",), pins=None):
+    """The kernel of the passes' plans, the backward's with `pins`."""
     plans = [plan(parse_key(key), name, TARGETS[target]) for name in passes]
+    plans[-1] = plans[-1].pinned(pins or {}).check()
     return emulated.EmulatedKernel(plans, folder)
 
 
@@ -75,6 +77,18 @@ def test_forward_of_sm90(key, tmp_path):
 @pytest.mark.parametrize("key", ["d64-bf16-causal", "d72-fp16"])
 def test_both_passes_of_sm90(key, tmp_path):
     check(emulate(key, tmp_path, passes=PASSES), early=SHAPES, backward=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "pins"),
+    [
+        ("d64-bf16-causal", {"early_exponentials": True, "head_sections": True}),
+        ("d72-fp16-causal", {"tile_m": 80, "head_sections": True, "chained_launches": True}),
+    ],
+)
+def test_plans_of_the_tuner(key, pins, tmp_path):
+    kernel = emulate(key, tmp_path, passes=PASSES, pins=pins)
+    check(kernel, early=SHAPES[:1], backward=True)
 
 
 def test_both_passes_of_sm80(tmp_path):

@@ -118,3 +118,16 @@ def test_dq_is_added_four_floats_at_once_between_dks_products(backward_instructi
     assert all("F32x4" in names[i] for i in adds)
     last_product = max(i for i, name in enumerate(names) if name.startswith("HGMMA"))
     assert adds[0] < last_product
+
+
+def test_what_the_tuner_tries_loses_no_speed_to_the_compiler(tmp_path):
+    """Built strictly, since a spill or serialised products would only show as a slow candidate."""
+    cache = Cache(tmp_path)
+    requests = [
+        BuildRequest(parse_key(key), "backward", TARGETS["sm90"], strict=True, pins=pins)
+        for key, pins in (
+            ("d64-bf16", (("early_exponentials", True), ("chained_launches", True))),
+            ("d128-bf16-causal", (("tile_m", 80), ("head_sections", True))),
+        )
+    ]
+    assert all(artifact.library.exists() for artifact in build(requests, cache=cache))
