@@ -15,7 +15,6 @@ from .base import (
     KernelPlan,
     SmemBuffer,
     first_legal,
-    hides_keys,
     legal,
     native_flags,
     round_up,
@@ -182,28 +181,14 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         return KernelPlan.check(self)
 
 
-def missing(variant: Variant, asked: bool = False) -> str:
-    """What of ``variant`` this family's backward lacks, in words; empty where it has all.
-
-    Args:
-        variant: the function.
-        asked: whether somebody asked for this family. Then what no GPU has been seen to compute
-            right is offered too; it is never the default.
-    """
-    program = program_for(variant)
-    unwritten = {
+def missing(variant: Variant) -> str:
+    """What of ``variant`` this family's backward lacks, in words; empty where it has all."""
+    lacks = {
         "head sizes above 128": max(variant.head_dim, variant.head_dim_v) > 128,
         "layout varlen": variant.layout == "varlen",
         "deterministic variants": variant.deterministic,
-        "gradients of captures": bool(program.gradients),
+        "gradients of captures": bool(program_for(variant).gradients),
     }
-    unverified = {
-        "dropout": variant.dropout > 0,
-        "sinks": variant.sink != "",
-        "scores but the plain one": program.score is not None,
-        "masks but the causal one": hides_keys(program),
-    }
-    lacks = unwritten if asked else unwritten | unverified
     return next((what for what, lacking in lacks.items() if lacking), "")
 
 
