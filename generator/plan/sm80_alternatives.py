@@ -7,15 +7,29 @@ With nvcc 13.0 none of them spills on sm80 or sm90 at the sizes that page names.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from ..arch import Target
 from ..variant import Variant
 from .sm80_backward import backward_tiles
-from .sm80_forward import forward_tiles
+from .sm80_forward import forward_shapes, forward_tiles
+
+# num_stages, paced, short_rows, rescale of a loop over the same tiles
+_LOOPS = (
+    (1, False, False, "joint"),
+    (1, False, False, "seldom"),
+    (1, False, True, "seldom"),
+    (1, True, True, "rows"),
+    (1, True, True, "seldom"),
+    (2, False, True, "seldom"),
+    (2, True, True, "seldom"),
+)
 
 
-def forward_alternatives(variant: Variant) -> Iterator[dict[str, int]]:
-    """Tiles of the forward, a dict of `Sm80ForwardPlan` fields each."""
+def forward_alternatives(variant: Variant, target: Target) -> Iterator[dict[str, Any]]:
+    """Tiles and loops of the forward, a dict of `Sm80ForwardPlan` fields each."""
     columns = max(variant.head_dim, variant.head_dim_v)
+    shipped = next(forward_shapes(variant, target))
     # as forward_tiles has them
     if columns <= 128:  # K and V are fetched half as often; 128 keys a step halve the barriers
         shapes = [(256, 64, 8, 1, 1), (128, 128, 8, 1, 1)]
@@ -23,8 +37,27 @@ def forward_alternatives(variant: Variant) -> Iterator[dict[str, int]]:
             del shapes[0]
     else:  # the same; queries shared or not, whichever doesn't ship
         shapes = [(128, 64, 8, 1, 1), (128, 32, 8, 1, 1), (64, 64, 4, 1, 2), (64, 64, 4, 2, 2)]
-    for shape in shapes:
-        yield forward_tiles(*shape)
+    tiles = [forward_tiles(*shape) for shape in shapes]
+    yield from tiles
+    if columns <= 128:
+        loops = [(shipped, loop) for loop in _LOOPS if not _spills(loop, variant, target)]
+    else:
+        loops = [(shipped, loop) for loop in _LOOPS[:5]]
+        loops += [(tiles[0], loop) for loop in _LOOPS[2:] if loop[-1] != "rows"]
+        loops += [(tiles[3], _LOOPS[2])]
+    names = ("num_stages", "paced", "short_rows", "rescale")
+    for tile, loop in loops:
+        yield tile | dict(zip(names, loop, strict=True))
+
+
+def _spills(loop: tuple[int, bool, bool, str], variant: Variant, target: Target) -> bool:
+    """Whether nvcc 13.0 spills it at d64 or d128: 4 to 12 bytes on sm90, 48 on sm80."""
+    num_stages, paced, _, rescale = loop
+    columns = max(variant.head_dim, variant.head_dim_v)
+    if columns <= 64:
+        return num_stages > 1 or (paced and rescale == "rows")
+    before_sm90 = target.capability < (9, 0)
+    return columns > 96 and before_sm90 and not variant.causal and not paced
 
 
 def backward_alternatives(variant: Variant) -> Iterator[dict[str, int]]:

@@ -14,6 +14,9 @@ from .base import KernelPlan, SmemBuffer, stack
 from .reads import read_levels
 from .sm80_base import OVERHEAD_REGISTERS, SMEM_ALIGNMENT, Sm80Plan, tile_bytes
 
+RESCALES = ("rows", "joint", "seldom")
+"""When the output is rescaled; see `Sm80ForwardPlan`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sm80ForwardPlan(Sm80Plan):
@@ -22,20 +25,38 @@ class Sm80ForwardPlan(Sm80Plan):
     Attributes:
         key_splits: warps that share queries; each scores that part of a step's keys and owns that
             part of the output's columns, and shared memory takes P to the others.
+        num_stages: tiles of K and of V that shared memory holds; with two, all of the next step is
+            on its way during a step, which then has one barrier.
+        paced: whether copies start between the steps of products, not ahead of them.
+        short_rows: whether eight threads copy a row, several chunks each: fewer addresses.
+        rescale: what rescales the output: a new maximum of a row ("rows", each with a vote of its
+            own), of any row of the warp ("joint", one vote), or one by a factor of 2^8 ("seldom").
     """
 
     key_splits: int = 1
+    num_stages: int = 1
+    paced: bool = False
+    short_rows: bool = False
+    rescale: str = "rows"
 
-    pins: ClassVar[tuple[str, ...]] = (*Sm80Plan.pins, "key_splits")
+    pins: ClassVar[tuple[str, ...]] = (
+        *Sm80Plan.pins, "key_splits", "num_stages", "paced", "short_rows", "rescale",
+    )  # fmt: skip
+
+    @property
+    def loads_ahead(self) -> bool:
+        """Whether the loop is the one of templates/sm80/forward_ahead.cu.j2."""
+        return self.paced or self.num_stages > 1
 
     @property
     def smem(self) -> tuple[SmemBuffer, ...]:
-        """Q (later the output), K and V, one stage each: K(i - 1) loads while V(i) is used."""
+        """Q (later the output), K and V; with one stage K(i - 1) loads while V(i) is used."""
         q_bytes = tile_bytes(self.tile_m, max(self.padded_qk, self.padded_v))
+        tiles = "one tile" if self.num_stages == 1 else "two tiles"
         buffers = [
             ("q", q_bytes, "Q, then the output"),
-            ("k", tile_bytes(self.tile_n, self.padded_qk), "one tile of K"),
-            ("v", tile_bytes(self.tile_n, self.padded_v), "one tile of V"),
+            ("k", self.num_stages * tile_bytes(self.tile_n, self.padded_qk), f"{tiles} of K"),
+            ("v", self.num_stages * tile_bytes(self.tile_n, self.padded_v), f"{tiles} of V"),
         ]
         if self.key_splits > 1:
             buffers += [
@@ -75,7 +96,34 @@ class Sm80ForwardPlan(Sm80Plan):
                 f"plan: {self.name}: expected tile_m in multiples of {rows} (16 rows a warp) and "
                 f"tile_n in multiples of {step}, got {self.tile_m}x{self.tile_n}."
             )
+        if self.rescale not in RESCALES:
+            raise PlanError(
+                f"plan: {self.name}: rescale: expected one of {', '.join(RESCALES)}, got "
+                f"{self.rescale!r}."
+            )
+        self._check_loads()
         return super().check()
+
+    def _check_loads(self) -> None:
+        """Loads ahead and short rows are for whole rows, and for loops without a program."""
+        sizes = {self.variant.head_dim, self.variant.head_dim_v}
+        program = self.program
+        plain = program.score is None and program.tile_test is None and program.band.lower is None
+        whole = self.copy == "copy_async" and all(size % 64 == 0 for size in sizes)
+        if self.num_stages > 2 or (
+            self.loads_ahead and not (plain and self.key_splits == 1 and not self.stats_in_smem)
+        ):
+            raise PlanError(
+                f"plan: {self.name}: expected one stage and no pacing where a program scores, "
+                "has windows or walks tiles or warps share queries, two stages at most elsewhere, "
+                f"got num_stages {self.num_stages}, paced {self.paced}. Lower num_stages."
+            )
+        if (self.loads_ahead or self.short_rows) and not whole:
+            raise PlanError(
+                f"plan: {self.name}: expected head sizes in multiples of 64 and cp.async where "
+                f"copies are paced, staged or of short rows, got {self.copy} of {sorted(sizes)}. "
+                "Leave them out."
+            )
 
 
 def forward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]:

@@ -6,10 +6,18 @@
 
 namespace flashgen {
 
+// What a product does between its steps: nothing.
+struct NoPause {
+    __device__ __forceinline__ void operator()(int, int) const {}
+};
+
 // acc[16 * kAtoms, 8 * kBlocksN] += A[a_row : a_row + 16 * kAtoms, :] @ B[0 : 8 * kBlocksN, :]^T
-template <typename Element, int kAtoms, int kBlocksN, typename ATile, typename BTile>
+// pause(i, n) comes in step i of n.
+template <typename Element, int kAtoms, int kBlocksN, typename ATile, typename BTile,
+          typename Pause = NoPause>
 __device__ __forceinline__ void multiply_rows(float (&acc)[kAtoms][kBlocksN][4], ATile a_smem,
-                                              int a_row, BTile b_smem, int lane) {
+                                              int a_row, BTile b_smem, int lane,
+                                              Pause pause = {}) {
     static_assert(ATile::kCols == BTile::kCols, "both operands are as deep");
     static_assert(kBlocksN % 2 == 0, "an operand load covers 16 columns");
 #pragma unroll
@@ -17,6 +25,7 @@ __device__ __forceinline__ void multiply_rows(float (&acc)[kAtoms][kBlocksN][4],
         uint32_t a[kAtoms][4];
 #pragma unroll
         for (int m = 0; m < kAtoms; ++m) a_smem.load_a(a[m], a_row + m * 16, k, lane);
+        pause(k / 16, ATile::kCols / 16);
 #pragma unroll
         for (int n = 0; n < kBlocksN; n += 2) {
             uint32_t b[4];

@@ -135,24 +135,33 @@ struct SmemTile {
 };
 
 // What a thread copies of a tile: 16-byte chunks of kHeadDim elements a row, one below the other.
-template <typename Tile, int kHeadDim, int kNumThreads>
+// kRowThreads share a row; where it has more chunks than these, a thread has several of a row.
+template <typename Tile, int kHeadDim, int kNumThreads, int kRowThreads_ = kHeadDim / 8>
 struct TileShare {
-    static constexpr int kRowChunks = kHeadDim / 8;
-    static constexpr int kRowStep = kNumThreads / kRowChunks;  // rows that the block copies at once
-    static constexpr int kChunks = (Tile::kRows + kRowStep - 1) / kRowStep;
+    static constexpr int kRowThreads = kRowThreads_;
+    static_assert(kHeadDim / 8 % kRowThreads == 0, "the threads of a row have equal parts");
+    static constexpr int kRowChunks = kHeadDim / 8 / kRowThreads;  // of a thread
+    static constexpr int kRowStep = kNumThreads / kRowThreads;  // rows that the block copies at once
+    static constexpr int kRowSteps = (Tile::kRows + kRowStep - 1) / kRowStep;
+    static constexpr int kChunks = kRowSteps * kRowChunks;
 
     // Calls copy(i, row, col) for the i-th chunk, at (row, col), kUnroll of them in a go.
     template <int kUnroll = kChunks, typename Copy>
     static __device__ __forceinline__ void visit(Copy copy) {
         const int thread = opaque(threadIdx.x);
-        const int first_row = thread / kRowChunks;
-        const int col = thread % kRowChunks * 8;
-        if (kNumThreads % kRowChunks != 0 && first_row >= kRowStep) return;
+        const int first_row = thread / kRowThreads;
+        const int col = thread % kRowThreads * 8;
+        if (kNumThreads % kRowThreads != 0 && first_row >= kRowStep) return;
 #pragma unroll kUnroll
         for (int i = 0; i < kChunks; ++i) {
-            const int row = first_row + i * kRowStep;
-            if (Tile::kRows % kRowStep == 0 || row < Tile::kRows) copy(i, row, col);
+            const int row = first_row + i / kRowChunks * kRowStep;
+            if (Tile::kRows % kRowStep == 0 || row < Tile::kRows) copy(i, row, col + next_col(i));
         }
+    }
+
+    // How far chunk i is to the right of the thread's first of its row, in elements.
+    static __device__ __forceinline__ int next_col(int i) {
+        return i % kRowChunks * kRowThreads * 8;
     }
 
     // Where it begins in global memory: a pointer that the caller moves from tile to tile, so that
@@ -161,7 +170,7 @@ struct TileShare {
     static __device__ __forceinline__ const Element* source(const Element* gmem,
                                                             int64_t row_stride) {
         const int thread = opaque(threadIdx.x);
-        return gmem + thread / kRowChunks * row_stride + thread % kRowChunks * 8;
+        return gmem + thread / kRowThreads * row_stride + thread % kRowThreads * 8;
     }
 };
 

@@ -56,6 +56,10 @@ def test_buffers_do_not_overlap():
             "tile_n = 16 * key_atoms * num_warps / head_splits",
         ),
         ("d64-bf16", "backward", {"stages": 2}, "expected one of"),
+        ("d64-bf16", "forward", {"rescale": "never"}, "expected one of rows, joint, seldom"),
+        ("d64-bf16", "forward", {"num_stages": 3}, "two stages at most"),
+        ("d64-bf16-causal-alibi", "forward", {"paced": True}, "no pacing where a program scores"),
+        ("d72-bf16", "forward", {"short_rows": True}, "head sizes in multiples of 64"),
     ],
 )
 def test_a_pin_that_does_not_fit_names_the_limit(key, pass_name, pins, message):
@@ -77,6 +81,8 @@ def test_a_mask_of_positions_alone_has_the_plan_of_no_mask(size):
 ALTERNATIVES = [
     ("d128-bf16-causal", "forward", {"tile_m": 256, "num_warps": 8}),
     ("d256-bf16", "forward", {"tile_m": 128, "num_warps": 8, "key_splits": 1}),
+    ("d256-bf16", "forward", {"tile_m": 128, "num_stages": 2, "paced": True}),
+    ("d128-bf16-causal-alibi", "forward", {"rescale": "seldom", "short_rows": True}),
     ("d80-bf16-causal", "backward", {"key_atoms": 2, "head_splits": 2, "score_splits": 1}),
     ("d64-bf16-det", "backward", {"dq_tile_n": 64}),
 ]

@@ -1,0 +1,63 @@
+"""Loops of family sm80 that the tuner alone tries, on an emulated thread block.
+
+The emulator's cp.async is over at once: that a wait is missing is not seen here.
+"""
+
+from __future__ import annotations
+
+import emulated
+import growing_scores
+import pytest
+import torch
+
+from flashgen.generator.arch import TARGETS
+from flashgen.generator.plan import plan
+from flashgen.generator.variant import parse_key
+from flashgen.runtime.samples import Shape
+from flashgen.runtime.verify import compare_call
+
+pytestmark = pytest.mark.nvcc
+CPU = torch.device("cpu")
+SHAPES = (Shape(2, 4, 2, 113, 203), Shape(1, 3, 1, 300, 130), Shape(1, 1, 1, 1, 1))
+STAGED = {"num_stages": 2, "paced": True, "short_rows": True, "rescale": "seldom"}
+
+
+def emulate(key, folder, **pins):
+    chosen = plan(parse_key(key), "forward", TARGETS["sm90"], family="sm80", pins=pins)
+    return emulated.EmulatedKernel([chosen], folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "pins"),
+    [
+        ("d128-bf16-causal", STAGED),
+        ("d64-fp16-causal-dropout", {"paced": True, "short_rows": True, "rescale": "joint"}),
+    ],
+)
+def test_a_loop_is_right(key, pins, tmp_path):
+    kernel = emulate(key, tmp_path, **pins)
+    for shape in SHAPES:
+        for name, found in compare_call(kernel, shape, CPU, backward=False).items():
+            assert found.ok, f"{name}, {shape}: {found}"
+
+
+def test_scores_that_grow_are_rescaled(tmp_path):
+    kernel = emulate("d64-fp16", tmp_path, tile_n=64, **STAGED)
+    for case, error in growing_scores.errors(kernel, 64, torch.float16, CPU):
+        assert error < growing_scores.TOLERANCE[torch.float16], f"{case}: {error}"
+
+
+def test_a_missing_rescale_is_seen(tmp_path, monkeypatch):
+    line = "*= rescale[m][i % 4 / 2];"
+    replaced = 0
+
+    def with_fault(text, bf16, on_cpu=emulated.on_cpu):
+        nonlocal replaced
+        replaced += text.count(line)
+        return on_cpu(text.replace(line, ";"), bf16)
+
+    monkeypatch.setattr(emulated, "on_cpu", with_fault)
+    kernel = emulate("d64-fp16", tmp_path, tile_n=64, **STAGED)
+    found = [error for _, error in growing_scores.errors(kernel, 64, torch.float16, CPU)]
+    assert replaced == 1
+    assert max(found) > growing_scores.TOLERANCE[torch.float16]
