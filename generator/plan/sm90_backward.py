@@ -41,6 +41,7 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
             first, instead of head by head.
         chained_launches: whether a kernel starts while the one before it ends.
         early_exponentials: whether exponentials are taken while dP's product runs.
+        short_addresses: whether a lane adds to dQ at one address and offsets of it.
     """
 
     producer_registers: int = 24
@@ -48,10 +49,11 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     head_sections: bool = False
     chained_launches: bool = False
     early_exponentials: bool = False
+    short_addresses: bool = False
 
     pins: ClassVar[tuple[str, ...]] = (
         *("tile_m", "num_stages"),
-        *("head_sections", "chained_launches", "early_exponentials"),
+        *("head_sections", "chained_launches", "early_exponentials", "short_addresses"),
     )
 
     @property
@@ -229,7 +231,7 @@ def candidates(
     yield first
     plain = not busy and variant.layout != "varlen"
     for tile_m in (*((80,) if plain and large else ()), first.tile_m):
-        tiles = replace(first, tile_m=tile_m)
+        tiles = replace(first, tile_m=tile_m, short_addresses=not busy)  # where registers are left
         others = _alternatives(tiles, program.mask is not None and plain, plain and not large)
         yield from legal(other for other in others if other != first)
 
