@@ -1,0 +1,70 @@
+"""Family sm90's backward: every plan that the tuner tries is right, and what no default has yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashgen.generator.arch import TARGETS
+from flashgen.generator.pins import Pin
+from flashgen.generator.plan import candidates
+from flashgen.generator.spec import load_specs
+from flashgen.generator.variant import parse_key
+from flashgen.runtime.build import BuildRequest, build
+from flashgen.runtime.kernel import Kernel
+from flashgen.runtime.verify import Shape, compare_call
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
+
+SM90 = TARGETS["sm90"]
+PLAN_KEYS = (
+    *("d128-bf16", "d128-bf16-causal", "d128-fp16-causal", "d96-fp16-causal", "d72-bf16"),
+    *("d64-bf16-causal", "d64-fp16", "d40-bf16-causal", "d128v96-bf16-causal"),
+)
+SHAPES = (
+    Shape(2, 4, 2, 300, 300),
+    Shape(1, 4, 4, 1, 77),
+    Shape(1, 8, 1, 129, 513),
+    Shape(3, 5, 5, 1088, 640),
+    Shape(1, 2, 2, 64, 1000),
+)
+
+
+@pytest.fixture(autouse=True)
+def hopper(device):
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+
+
+def pins_of(key):
+    """The pins of every candidate, the shipped plan's first."""
+    found = candidates(parse_key(key), "backward", SM90, family="sm90")
+    return [tuple((name, getattr(plan, name)) for name in plan.pins) for plan in found]
+
+
+@pytest.fixture(scope="module")
+def built():
+    """Every plan of these tests is built at once."""
+    plans = [(parse_key(key), pins) for key in PLAN_KEYS for pins in pins_of(key)]
+    requests = [BuildRequest(v, "backward", SM90, "sm90", pins) for v, pins in plans]
+    build([*requests, *(BuildRequest(parse_key(key), "forward", SM90) for key in PLAN_KEYS)])
+
+
+def check(kernel, shapes, device, **options):
+    for shape in shapes:
+        found = compare_call(kernel, shape, device, **options)
+        wrong = [f"{name}: {one}" for name, one in found.items() if not one.ok]
+        assert not wrong, f"{kernel.variant.key} {shape}: " + "; ".join(wrong)
+
+
+@pytest.mark.parametrize("key", PLAN_KEYS)
+@pytest.mark.usefixtures("built")
+def test_plans_of_the_tuner(device, key):
+    head_dim, dtype = parse_key(key).head_dim, parse_key(key).dtype
+    for pins in pins_of(key):
+        (spec,) = load_specs(f"head_dim: {head_dim}\ndtype: {dtype}\n", "pinned.yaml")
+        tuning = tuple(Pin("sm90", "backward", name, value, 0, 0) for name, value in pins)
+        kernel = Kernel(parse_key(key), device, spec=replace(spec, tuning=tuning), family="sm90")
+        check(kernel, SHAPES, device)
