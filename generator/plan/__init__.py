@@ -55,6 +55,7 @@ def _planner(
 ) -> tuple[ModuleType, str, str]:
     if pass_name not in PASSES:
         raise PlanError(f"pass: expected one of {', '.join(PASSES)}, got {pass_name!r}.")
+    asked = family is not None
     family, reason = family_for(target, family)
     if variant.dtype not in target.dtypes:
         others = [t.name for t in TARGETS.values() if variant.dtype in t.dtypes]
@@ -63,7 +64,7 @@ def _planner(
             f"got target {target.name}. Use {' or '.join(target.dtypes)}."
         )
     if family == "sm90" and pass_name == "backward":
-        missing = sm90_backward.missing(variant)
+        missing = sm90_backward.missing(variant, asked)
         if missing:
             return sm80, "sm80", f"fallback: family sm90 has no backward for {missing}"
         return sm90_backward, family, reason

@@ -26,7 +26,6 @@ from .sm90 import MAP_TYPE, PAGE_COLS, Product, tile_bytes
 _GROUP_KEYS = 64  # keys of a warpgroup: the M of wgmma
 _GROUPS = 2  # warpgroups that compute
 _ELEMENT_BYTES = 2
-_STEP_BYTES = 12  # sizeof(Step)
 _OVERHEAD_REGISTERS = 32  # addresses, row statistics, rings: measured with ptxas
 
 
@@ -42,6 +41,8 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         chained_launches: whether a kernel starts while the one before it ends.
         early_exponentials: whether exponentials are taken while dP's product runs.
         short_addresses: whether a lane adds to dQ at one address and offsets of it.
+        last_flag: whether a step says that it is the last one, or else what follows it does, for
+            which the next step's products wait.
     """
 
     producer_registers: int = 24
@@ -50,10 +51,12 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     chained_launches: bool = False
     early_exponentials: bool = False
     short_addresses: bool = False
+    last_flag: bool = False
 
     pins: ClassVar[tuple[str, ...]] = (
         *("tile_m", "num_stages"),
-        *("head_sections", "chained_launches", "early_exponentials", "short_addresses"),
+        *("head_sections", "chained_launches", "early_exponentials"),
+        *("short_addresses", "last_flag"),
     )
 
     @property
@@ -145,13 +148,18 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
             ("ds", 2 * tile_bytes(self.tile_m, self.tile_n), "dS of two steps"),
             ("lse", stages * self.tile_m * 4, f"{stages} tiles of lse"),
             ("delta", stages * self.tile_m * 4, f"{stages} tiles of delta"),
-            ("steps", stages * _STEP_BYTES, "what each step is"),
+            ("steps", stages * self.step_bytes, "what each step is"),
         ]
         if variant.dropout:
             keep_bytes = 2 * self.tile_m // 16 * -(-self.tile_n // 32) * 128
             buffers.append(("keep", keep_bytes, "dropout's keep bits of two steps"))
         buffers.append(("barriers", (2 + 2 * stages) * 8, "mbarriers"))
         return stack(buffers, 16)
+
+    @property
+    def step_bytes(self) -> int:
+        """Size of a Step."""
+        return 16 if self.variant.layout == "varlen" else 12
 
     @property
     def registers_estimate(self) -> int:
@@ -183,14 +191,23 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         return KernelPlan.check(self)
 
 
-def missing(variant: Variant) -> str:
-    """What of ``variant`` this family's backward lacks, in words; empty where it has all."""
-    lacks = {
+def missing(variant: Variant, asked: bool = False) -> str:
+    """What of ``variant`` this family's backward lacks, in words; empty where it has all.
+
+    Args:
+        variant: the function.
+        asked: whether somebody asked for this family. Then what no GPU has been seen to compute
+            right is offered too; it is never the default.
+    """
+    unwritten = {
         "head sizes above 128": max(variant.head_dim, variant.head_dim_v) > 128,
-        "layout varlen": variant.layout == "varlen",
         "deterministic variants": variant.deterministic,
         "gradients of captures": bool(program_for(variant).gradients),
     }
+    unverified = {
+        "layout varlen": variant.layout == "varlen",
+    }
+    lacks = unwritten if asked else unwritten | unverified
     return next((what for what, lacking in lacks.items() if lacking), "")
 
 
@@ -231,7 +248,8 @@ def candidates(
     yield first
     plain = not busy and variant.layout != "varlen"
     for tile_m in (*((80,) if plain and large else ()), first.tile_m):
-        tiles = replace(first, tile_m=tile_m, short_addresses=not busy)  # where registers are left
+        tiles = replace(first, tile_m=tile_m, last_flag=True)
+        tiles = replace(tiles, short_addresses=not busy)  # where registers are left
         others = _alternatives(tiles, program.mask is not None and plain, plain and not large)
         yield from legal(other for other in others if other != first)
 

@@ -75,6 +75,12 @@ def test_what_it_lacks_falls_back_and_says_so(key, why):
     assert found.reason == f"fallback: family sm90 has no backward for {why}"
 
 
+@pytest.mark.parametrize("key", ["d64-bf16-varlen-causal", "d128-fp16-varlen"])
+def test_what_no_gpu_has_run_is_there_for_those_who_ask(key):
+    assert plan(parse_key(key), "backward", SM90).family == "sm80"
+    assert plan(parse_key(key), "backward", SM90, family="sm90").family == "sm90"
+
+
 @pytest.mark.parametrize(
     "key",
     [

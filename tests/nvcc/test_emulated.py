@@ -53,9 +53,9 @@ def poison(monkeypatch):
     monkeypatch.setattr(passes_module, "_empty", poisoned)
 
 
-def emulate(key, folder, target="sm90", passes=("forward",), pins=None):
+def emulate(key, folder, target="sm90", passes=("forward",), pins=None, family=None):
     """The kernel of the passes' plans, the backward's with `pins`."""
-    plans = [plan(parse_key(key), name, TARGETS[target]) for name in passes]
+    plans = [plan(parse_key(key), name, TARGETS[target], family=family) for name in passes]
     plans[-1] = plans[-1].pinned(pins or {}).check()
     return emulated.EmulatedKernel(plans, folder)
 
@@ -82,13 +82,42 @@ def test_both_passes_of_sm90(key, tmp_path):
 @pytest.mark.parametrize(
     ("key", "pins"),
     [
-        ("d64-bf16-causal", {"early_exponentials": True, "short_addresses": True}),
+        (
+            "d64-bf16-causal",
+            {"early_exponentials": True, "short_addresses": True, "last_flag": True},
+        ),
         ("d72-fp16-causal", {"tile_m": 80, "head_sections": True, "chained_launches": True}),
     ],
 )
 def test_plans_of_the_tuner(key, pins, tmp_path):
     kernel = emulate(key, tmp_path, passes=PASSES, pins=pins)
     check(kernel, early=SHAPES[:1], backward=True)
+
+
+def test_packed_sequences_of_sm90_keep_out_of_each_other(tmp_path):
+    """No NaN of a sequence, or of rows behind the last, reaches another one's gradients."""
+    kernel = emulate("d40-bf16-varlen-causal", tmp_path, passes=PASSES, family="sm90")
+    check(kernel, early=SHAPES[:1], late=SHAPES[:1], backward=True)
+    starts_q, starts_k = (torch.tensor(s) for s in ((0, 40, 110, 110, 115), (0, 60, 93, 99, 230)))
+    packed = {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k}
+
+    def gradients(own):
+        torch.manual_seed(0)
+        tensors = [torch.randn(n, 2, 40).bfloat16() for n in (124, 241, 241, 124)]
+        for tensor, starts in zip(tensors, (starts_q, starts_k, starts_k, starts_q), strict=True):
+            tensor[starts[1] : starts[2]] = own
+            tensor[starts[-1] :] = own
+        q, k, v, dout = tensors
+        out, lse, _ = kernel.forward(q, k, v, **packed)
+        return kernel.backward(dout, q, k, v, out, lse, **packed)
+
+    clean, other = gradients(1.0), gradients(math.nan)
+    for name, starts in (("dq", starts_q), ("dk", starts_k), ("dv", starts_k)):
+        found, wanted = getattr(other, name), getattr(clean, name)
+        assert found[starts[1] : starts[2]].isnan().any()
+        assert torch.equal(found[: starts[1]], wanted[: starts[1]])
+        assert torch.equal(found[starts[2] :], wanted[starts[2] :])
+        assert not found[starts[-1] :].any()
 
 
 def test_both_passes_of_sm80(tmp_path):
