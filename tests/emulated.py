@@ -65,6 +65,9 @@ _BODIES = {
     # host/launch_chained.cuh
     "wait_for_previous_kernel": "",
     "start_next_kernel": "",
+    # device/turns.cuh
+    "ld_acquire": 'emu::current->waits_for = "its turn"; emu::yield(); return *place;',
+    "st_release": "*place = x;",
     "red_add_4": "for (int i = 0; i < 4; ++i) gmem[i] += v[i];",
 }
 """Functions that are inline assembly -> what they do here."""
@@ -153,6 +156,11 @@ class EmulatedKernel(Kernel):
         """Do asynchronous work as late as possible, or else at once."""
         for library in self._libraries:
             library.emulate_late(int(late))
+
+    def run_at_once(self, blocks: int, seed: int) -> None:
+        """Let this many thread blocks run at once, by turns that ``seed`` draws."""
+        for library in self._libraries:
+            library.emulate_residents(blocks, seed)
 
     def _load(self, device, passes):
         loaded = {}

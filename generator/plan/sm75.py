@@ -88,7 +88,7 @@ class Sm75BackwardPlan(Sm80BackwardPlan):
     @property
     def dq_atoms(self) -> int:
         """Blocks of 16 queries of a warp in dQ's product."""
-        return 1 if self.variant.deterministic else super().dq_atoms
+        return 1 if self.separate_dq else super().dq_atoms
 
     def check(self) -> KernelPlan:
         """This plan, once both of its kernels fit."""

@@ -27,7 +27,7 @@ def candidates(
     forward = pass_name == "forward"
     kind = Sm80ForwardPlan if forward else Sm80BackwardPlan
     shapes = forward_shapes if forward else backward_shapes
-    others = forward_alternatives(variant, target) if forward else backward_alternatives(variant)
+    alternatives = forward_alternatives if forward else backward_alternatives
     plans = legal(
         kind(
             variant=variant,
@@ -37,7 +37,7 @@ def candidates(
             reason=reason,
             **tiles,
         )
-        for tiles in chain(shapes(variant, target), others)
+        for tiles in chain(shapes(variant, target), alternatives(variant, target))
     )
     seen: set[Sm80Plan] = set()
     for found in plans:

@@ -46,7 +46,9 @@ class Sm80BackwardPlan(Sm80Plan):
             scores that part of the queries, and shared memory takes P and dS to the others.
         score_splits: parts of its queries that a warp scores one after another.
         num_stages: tiles of Q and dO in flight.
-        dq_tile_n: keys of a step of the separate dQ kernel (deterministic variants).
+        dq_tile_n: keys of a step of the separate dQ kernel.
+        takes_turns: whether a deterministic variant's blocks add to dQ in the order of their keys;
+            else dQ has a kernel of its own.
     """
 
     key_atoms: int = 1
@@ -54,10 +56,12 @@ class Sm80BackwardPlan(Sm80Plan):
     score_splits: int = 1
     num_stages: int = 2
     dq_tile_n: int = 32
+    takes_turns: bool = False
 
     pins: ClassVar[tuple[str, ...]] = (
         *Sm80Plan.pins,
         *("key_atoms", "head_splits", "score_splits", "num_stages", "dq_tile_n"),
+        "takes_turns",
     )
 
     keep_keys: ClassVar[int] = 16
@@ -65,7 +69,12 @@ class Sm80BackwardPlan(Sm80Plan):
     @property
     def main_launch(self) -> str:
         """The template part that launches the main kernel."""
-        return "sm80/backward_launch.cu.j2"
+        return f"sm80/backward_launch{'_turns' if self.takes_turns else ''}.cu.j2"
+
+    @property
+    def separate_dq(self) -> bool:
+        """Whether dQ has a kernel of its own, which sums over the keys in a fixed order."""
+        return self.variant.deterministic and not self.takes_turns
 
     @property
     def convert(self) -> str:
@@ -127,6 +136,8 @@ class Sm80BackwardPlan(Sm80Plan):
             buffers.append(("p", tile_bytes(self.tile_n, self.tile_m), "P, transposed"))
         if self.stores_ds:
             buffers.append(("ds", tile_bytes(self.tile_n, self.tile_m), "dS, transposed"))
+        if self.takes_turns:
+            buffers.append(("turn", 4, "which block this is"))
         if self.walks_tiles:
             walk_bytes = 32 * self.num_warps * self.walk_bytes
             buffers.append(("walk", walk_bytes, "which tiles come next, of each thread"))
@@ -169,7 +180,7 @@ class Sm80BackwardPlan(Sm80Plan):
     @property
     def stores_ds(self) -> bool:
         """Whether other warps read a warp's dS: for dQ, or for their columns of dK."""
-        return not self.variant.deterministic or self.head_splits > 1
+        return not self.separate_dq or self.head_splits > 1
 
     @property
     def score_m(self) -> int:
@@ -181,9 +192,9 @@ class Sm80BackwardPlan(Sm80Plan):
         """Blocks of 16 queries of a warp in dQ's product; other warps have other columns.
 
         Of those that give the busiest warp least to multiply, the one that reads least. A
-        deterministic variant's dQ kernel has all columns in a warp.
+        separate dQ kernel has all columns in a warp.
         """
-        if self.variant.deterministic:
+        if self.separate_dq:
             widest = 128 if self.target.capability[0] == 9 else 112  # two spill above
             narrow = self.padded_qk <= widest and self.program.score is None
             return 2 if narrow and self._dq_bytes(128, 1) <= self.target.max_smem_bytes else 1
@@ -243,18 +254,32 @@ class Sm80BackwardPlan(Sm80Plan):
                 f"plan: {self.name}: expected dq_tile_n in multiples of {step}, got "
                 f"{self.dq_tile_n}."
             )
-        if self.variant.deterministic and self.dq_smem_bytes > self.target.max_smem_bytes:
+        self._check_turns()
+        if self.separate_dq and self.dq_smem_bytes > self.target.max_smem_bytes:
             lower = " or ".join(name for name in ("dq_tile_m", "dq_tile_n") if name in self.pins)
             raise PlanError(
                 f"plan: {self.name}: the dQ kernel needs {self.dq_smem_bytes} bytes of shared "
                 f"memory, {self.target.name} allows {self.target.max_smem_bytes}. Lower {lower}."
             )
-        if not self.variant.deterministic and not self._dq_blocks(self.dq_atoms):
+        if not self.separate_dq and not self._dq_blocks(self.dq_atoms):
             raise PlanError(
                 f"plan: {self.name}: expected tile_m = 16, 32 or 64 times a divisor of "
                 f"{self.num_warps} warps, got {self.tile_m}."
             )
         return super().check()
+
+    def _check_turns(self) -> None:
+        if self.takes_turns and not can_take_turns(self.variant):
+            raise PlanError(
+                f"plan: {self.name}: expected a deterministic variant whose mask is a band of "
+                "positions and whose captures have no gradients, got another with takes_turns."
+            )
+
+
+def can_take_turns(variant: Variant) -> bool:
+    """Whether blocks may add to dQ in turn: keys that see a tile of queries are neighbours."""
+    program = program_for(variant)
+    return variant.deterministic and not (_walks_tiles(program) or program.gradients)
 
 
 def _has_wide_gradient(program: Program) -> bool:

@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <memory>
 #include <tuple>
 #include <vector>
 
@@ -43,7 +44,7 @@ struct Fiber {
     bool done = false;
     const char* waits_for = "";
     bool unfenced = false;  // wrote to shared memory what wgmma and bulk copies may not see yet
-    std::vector<uint8_t> stack;
+    std::unique_ptr<uint8_t[]> stack;
 };
 
 extern "C" void flashgen_emu_switch(void** from, void* to);

@@ -125,3 +125,8 @@ inline cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** entry, u
 extern "C" __attribute__((visibility("default"), used)) inline void emulate_late(int on) {
     emu::late = on != 0;
 }
+extern "C" __attribute__((visibility("default"), used)) inline void emulate_residents(int count,
+                                                                                      int seed) {
+    emu::residents = static_cast<unsigned>(count);
+    emu::draw = static_cast<unsigned>(seed);
+}

@@ -1,4 +1,4 @@
-// Running a kernel: its thread blocks one after another, their threads in turns.
+// Running a kernel: its thread blocks one after another, or some at once; threads in turns.
 #pragma once
 
 #include "units.h"
@@ -6,40 +6,101 @@
 namespace emu {
 
 // ---- A launch ----
-inline void run_block() {
-    const int patience = 64;  // rounds in which nothing happens
-    int idle = 0;
-    while (!block.failed) {
-        const uint64_t before = block.progress;
-        bool all_done = true;
-        for (Fiber& fiber : block.fibers) {
-            if (fiber.done) continue;
-            all_done = false;
-            current = &fiber;
-            flashgen_emu_switch(&scheduler, fiber.stack_pointer);
-            current = nullptr;
-            if (block.failed) return;
-        }
-        if (all_done) break;
-        idle = block.progress == before ? idle + 1 : 0;
-        if (idle > 0 && !block.copies.empty()) {
-            perform(block.copies.front());
-            block.copies.pop_front();
-        }
-        if (idle > patience) {
-            for (Fiber& fiber : block.fibers) {
-                if (fiber.done) continue;
-                snprintf(message, sizeof(message), "block %u hangs: thread %u waits for %s",
-                         block_index, fiber.index, fiber.waits_for);
-                break;
-            }
-            block.failed = true;
-        }
+// Thread blocks that run at once, and what draws which of them goes on, for how long.
+inline unsigned residents = 1, draw = 0;
+
+// A thread block while others have theirs in `block`, `pending` and `block_index`.
+struct Resident {
+    Block block;
+    std::vector<Warpgroup> pending;
+    unsigned index = 0;
+    std::vector<uint8_t> memory;
+
+    // Takes the globals' place, or gives it back.
+    void swap_in() {
+        std::swap(emu::block, block);
+        std::swap(emu::pending, pending);
+        block_index = index;
     }
-    if (!block.failed && !block.copies.empty()) fail("copies under way at the end");
+};
+
+inline void begin_block(Resident& resident, unsigned index, unsigned threads, size_t smem_bytes) {
+    resident.index = index;
+    resident.memory.resize(smem_bytes + 1024);
+    memset(resident.memory.data(), 0xff, resident.memory.size());  // NaNs
+    Block& one = resident.block = Block();
+    const uintptr_t start = reinterpret_cast<uintptr_t>(resident.memory.data());
+    one.smem = resident.memory.data() + (1024 - start % 1024);
+    one.smem_bytes = static_cast<int>(smem_bytes);
+    one.warps.resize(threads / kLanes);
+    one.fibers.resize(threads);
+    resident.pending.assign(threads, {});
+    for (unsigned i = 0; i < threads; ++i) {
+        Fiber& fiber = one.fibers[i];
+        fiber.index = i;
+        fiber.stack.reset(new uint8_t[kStackBytes]);  // not zeroed: few of its pages are touched
+        uintptr_t top = reinterpret_cast<uintptr_t>(fiber.stack.get() + kStackBytes) & ~15ull;
+        void** frame = reinterpret_cast<void**>(top) - 8;
+        frame[6] = reinterpret_cast<void*>(&fiber_main);
+        frame[7] = nullptr;
+        fiber.stack_pointer = frame;
+    }
+}
+
+// Lets every thread of the block in place go on once; whether there was any.
+inline bool run_threads() {
+    bool any = false;
+    for (Fiber& fiber : block.fibers) {
+        if (fiber.done) continue;
+        any = true;
+        current = &fiber;
+        flashgen_emu_switch(&scheduler, fiber.stack_pointer);
+        current = nullptr;
+        if (block.failed) return true;
+    }
+    return any;
+}
+
+inline void report_hang() {
+    for (Fiber& fiber : block.fibers) {
+        if (fiber.done) continue;
+        snprintf(message, sizeof(message), "block %u hangs: thread %u waits for %s", block_index,
+                 fiber.index, fiber.waits_for);
+        break;
+    }
+    block.failed = true;
+}
+
+inline void check_end() {
+    if (!block.copies.empty()) fail("copies under way at the end");
     for (int id = 0; id < 16 && !block.failed; ++id) {
         if (block.named[id].arrived != 0) fail("a named barrier that others wait for", id);
     }
+}
+
+// Runs the block in place for a while; whether it has ended. `idle` counts rounds in a row in which
+// nothing happened, in any block.
+inline bool run_block(int& idle) {
+    const int patience = 64 * static_cast<int>(residents);
+    draw = draw * 1664525 + 1013904223;
+    for (unsigned rounds = residents == 1 ? ~0u : 1 + (draw >> 16) % 512; rounds > 0; --rounds) {
+        const uint64_t before = block.progress;
+        if (!run_threads()) {
+            idle = 0;
+            check_end();
+            return true;
+        }
+        if (block.failed) return false;
+        const bool waits = block.progress == before;
+        idle = waits ? idle + 1 : 0;
+        if (waits && !block.copies.empty()) {
+            perform(block.copies.front());
+            block.copies.pop_front();
+        }
+        if (idle > patience) report_hang();
+        if (block.failed || (waits && residents > 1)) return false;
+    }
+    return false;
 }
 
 template <typename Params>
@@ -51,27 +112,22 @@ cudaError_t launch(void (*kernel)(Params), dim3 grid, dim3 threads, const Params
     body_params = &params;
     grid_size = grid.x;
     smem_bytes = (smem_bytes + 1023) / 1024 * 1024 + kStaticBytes;
-    std::vector<uint8_t> memory(smem_bytes + 1024);
-    for (block_index = 0; block_index < grid_size; ++block_index) {
-        block = Block();
-        memset(memory.data(), 0xff, memory.size());  // NaNs
-        block.smem = memory.data() + (1024 - reinterpret_cast<uintptr_t>(memory.data()) % 1024);
-        block.smem_bytes = static_cast<int>(smem_bytes);
-        block.warps.resize(threads.x / kLanes);
-        block.fibers.resize(threads.x);
-        pending.assign(threads.x, {});
-        for (unsigned i = 0; i < threads.x; ++i) {
-            Fiber& fiber = block.fibers[i];
-            fiber.index = i;
-            fiber.stack.resize(kStackBytes);
-            uintptr_t top = reinterpret_cast<uintptr_t>(fiber.stack.data() + kStackBytes) & ~15ull;
-            void** frame = reinterpret_cast<void**>(top) - 8;
-            frame[6] = reinterpret_cast<void*>(&fiber_main);
-            frame[7] = nullptr;
-            fiber.stack_pointer = frame;
+    unsigned next = 0;
+    std::vector<Resident> running(std::min(residents, grid_size));
+    for (Resident& one : running) begin_block(one, next++, threads.x, smem_bytes);
+    for (int idle = 0; !running.empty();) {
+        Resident& one = running[(draw >> 8) % running.size()];
+        one.swap_in();
+        const bool ended = run_block(idle);
+        const bool failed = block.failed;
+        one.swap_in();
+        if (failed) return cudaErrorLaunchFailure;
+        if (!ended) continue;
+        if (next < grid_size) {
+            begin_block(one, next++, threads.x, smem_bytes);
+        } else {
+            running.erase(running.begin() + (&one - running.data()));
         }
-        run_block();
-        if (block.failed) return cudaErrorLaunchFailure;
     }
     return cudaSuccess;
 }
