@@ -17,7 +17,7 @@
 #include "device/tile_walk.cuh"
 #include "device/view.cuh"
 #include "host/attention_args.h"
-#include "host/launch.cuh"
+#include "host/launch_chained.cuh"
 #define FLASHGEN_HOOK __device__ __forceinline__
 
 namespace {
@@ -137,6 +137,8 @@ struct Params {
     float softmax_scale;
     float softmax_scale_log2;  // softmax_scale * log2(e)
     int first_batch;  // of this launch
+    unsigned section;  // K/V heads whose thread blocks are dealt out together
+    unsigned num_sequence_heads;  // K/V heads of all elements of this launch's batch
     ProgramArgs program;
 };
 
@@ -206,6 +208,7 @@ constexpr int kLanesPerRow = 8;
 // queries of one head.
 __global__ void __launch_bounds__(kDeltaThreads, 1)
     bwd_d128_bf16_causal_sm90_delta(const __grid_constant__ Params p) {
+    start_next_kernel();
     const QueryTile own = locate_queries<kTileM>(p, p.num_tiles_m);
     const Sequence sequence = own.sequence;
     const int64_t tile = stats_tile(p, sequence, own.h, own.tile);
@@ -260,6 +263,7 @@ __global__ void __launch_bounds__(kConvertThreads)
     bwd_d128_bf16_causal_sm90_convert(const __grid_constant__ Params p) {
     __shared__ __align__(128) uint8_t smem[DqTile::kBytes];
     const DqTile dq_smem{smem_address(smem)};
+    wait_for_previous_kernel();  // which sums dQ up
     const QueryTile own = locate_queries<kTileM>(p, p.num_tiles_m);
     const Sequence sequence = own.sequence;
     const float4* dq_tile = reinterpret_cast<const float4*>(
@@ -288,15 +292,19 @@ struct Position {
     int kv_begin, num_keys;
 };
 
-// The first keys come first: with a causal mask they have the most queries. Called again after the
-// loop, since computing this twice is cheaper than holding it.
+// The first keys come first, of all heads of a section: with a causal mask they have the most
+// queries, and the last thread blocks to run are short. Called again after the loop, since
+// computing this twice is cheaper than holding it.
 __device__ __forceinline__ Position locate(const Params& p) {
     const unsigned block = opaque(blockIdx.x);
-    const unsigned head = block / p.num_tiles_n;
+    const unsigned first = block / (p.section * p.num_tiles_n) * p.section;  // head of the section
+    const unsigned heads = min(p.section, p.num_sequence_heads - first);
+    const unsigned place = block - first * p.num_tiles_n;
+    const unsigned head = first + place % heads;
     Position at;
     at.sequence = {static_cast<int>(head / p.num_heads_kv), p.seqlen_q, p.seqlen_k};
     at.h_kv = head % p.num_heads_kv;
-    at.kv_begin = block % p.num_tiles_n * kTileN;
+    at.kv_begin = place / heads * kTileN;
     at.num_keys = min(kTileN, p.seqlen_k - at.kv_begin);
     return at;
 }
@@ -417,6 +425,7 @@ __device__ __forceinline__ void produce(const MainParams& main, const Shared& sh
         shared.k().load(main.k, shared.keys_full(), row, own.h_kv, batch);
         shared.v().load(main.v, shared.keys_full(), row, own.h_kv, batch);
     }
+    wait_for_previous_kernel();  // which makes delta
     Ring<kNumStages> ring;
     QueryWalk walk;
     bool more = walk.start(p, own, lane);
@@ -671,6 +680,7 @@ __device__ __forceinline__ void consume(const Params& p, const Shared& shared, i
     const Position own = locate(p);
     const int kv_first = own.kv_begin + warp * 16;
     shared.keys_full().wait(0);
+    wait_for_previous_kernel();  // which makes the zeroes that dQ is added to
     Ring<kNumStages> ring;
     Ring<2> ds_ring;  // its stage has the place of dS, its parity is that of the one barrier
     while (true) {
@@ -756,6 +766,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     bwd_d128_bf16_causal_sm90(const __grid_constant__ MainParams main) {
     extern __shared__ __align__(1024) uint8_t smem[];
     const Shared shared{smem, smem_address(smem)};
+    start_next_kernel();
     if (threadIdx.x == 0) {
         shared.init_barriers();
         fence_barrier_init();
@@ -861,6 +872,20 @@ bool check_tensors(Arguments& in, const AttentionArgs& a) {
     return check_workspace(in, a, workspace_of(workspace_sizes(a)).bytes);
 }
 
+// K/V heads of `num_heads_kv` whose thread blocks are dealt out together: as many as leave what
+// they read and sum up in the L2 cache, and no more than even out the ends of short loops. Q, dO
+// and dQ's sums are what every thread block of a head goes through.
+unsigned section_heads(const AttentionArgs& a, int64_t num_heads_kv) {
+    constexpr int64_t kSectionHeads = 32;
+    constexpr int64_t kSectionBytes = 32 << 20;
+    constexpr int64_t kQueryBytes = 2 * kHeadDim + 2 * kHeadDimV + 4 * kHeadDim;
+    const int64_t head_bytes = a.seqlen_q * (a.num_heads / a.num_heads_kv) * kQueryBytes;
+    int64_t heads = 1;
+    const int64_t most = num_heads_kv < kSectionHeads ? num_heads_kv : kSectionHeads;
+    while (2 * heads <= most && 2 * heads * head_bytes <= kSectionBytes) heads *= 2;
+    return static_cast<unsigned>(heads);
+}
+
 constexpr auto kDeltaKernel = &bwd_d128_bf16_causal_sm90_delta;
 constexpr auto kMainKernel = &bwd_d128_bf16_causal_sm90;
 constexpr auto kConvertKernel = &bwd_d128_bf16_causal_sm90_convert;
@@ -880,6 +905,8 @@ bool launch_kernels(Arguments& in, const Call& call) {
         Params p = make_params(call, first);
         const Grid delta_grid = {count * tiles_m, kDeltaThreads, 0};
         if (!launch_kernel<kDeltaKernel>(in, a.device, delta_grid, p)) return false;
+        p.num_sequence_heads = static_cast<unsigned>(count * heads_kv);
+        p.section = section_heads(a, count * heads_kv);
         MainParams main = {p};
         // An empty tensor has no address, and nothing is copied from it.
         const auto make_map = [&in](const char* name, const Tensor& t, int rows, TensorMap& map) {
@@ -890,9 +917,9 @@ bool launch_kernels(Arguments& in, const Call& call) {
             return false;
         }
         const Grid grid = {count * tiles_n, kNumThreads, kSmemBytes};
-        if (!launch_kernel<kMainKernel>(in, a.device, grid, main)) return false;
+        if (!launch_chained<kMainKernel>(in, a.device, grid, main)) return false;
         const Grid convert_grid = {count * tiles_m, kConvertThreads, 0};
-        if (!launch_kernel<kConvertKernel>(in, a.device, convert_grid, p)) return false;
+        if (!launch_chained<kConvertKernel>(in, a.device, convert_grid, p)) return false;
     }
     return true;
 }

@@ -33,12 +33,14 @@ constexpr int kOwnN = kTileN / kKeySplits;  // keys of a step that a warp scores
 constexpr int kBlocksN = kOwnN / 8;  // n8 blocks of its score tile
 constexpr int kBlocksV = 128 / 16;  // 16-column blocks of an output tile
 constexpr int kOwnBlocksV = (kBlocksV + kKeySplits - 1) / kKeySplits;  // a warp's share
+constexpr int kRowThreads = 8;  // copy a row of K or V, several chunks each
+constexpr float kMaxSlack = 8.0f;  // powers of 2 by which a maximum may be outgrown
 using QTile = SmemTile<kTileM, 128>;
 using KTile = SmemTile<kTileN, 128>;
 using VTile = SmemTile<kTileN, 128>;
 using OutTile = SmemTile<kTileM, 128>;  // takes Q's place at the end
-using KCopy = TileCopy<KTile, kHeadDim, kNumThreads>;
-using VCopy = TileCopy<VTile, kHeadDimV, kNumThreads>;
+using KCopy = TileCopy<KTile, kHeadDim, kNumThreads, kRowThreads>;
+using VCopy = TileCopy<VTile, kHeadDimV, kNumThreads, kRowThreads>;
 // Shared memory, in bytes
 constexpr int kQOffset = 0;  // 34816: Q, then the output
 constexpr int kKOffset = 34816;  // 17408: one tile of K
@@ -182,9 +184,12 @@ __device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], con
 }
 
 // One step of the online softmax: turns scores into probabilities relative to the new row maximum,
-// and rescales what was summed relative to the old one.
+// and rescales what was summed relative to the old one. All rows' maxima come first, which hides
+// their latencies, and one vote says whether any row is rescaled.
 __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], Output& out,
                                              RowStats& stats, float scale_log2) {
+    float shift[kAtomsM][2], rescale[kAtomsM][2];
+    bool changed = false;
 #pragma unroll
     for (int m = 0; m < kAtomsM; ++m) {
 #pragma unroll
@@ -197,28 +202,35 @@ __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], O
             // The four lanes of a quad share a row.
             row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 1));
             row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 2));
+            // A maximum that is outgrown by little stays: P is at most 2^kMaxSlack then. Not so
+            // from -inf, nor where the scale is negative.
+            const float grown = (row_max - stats.row_max[m][r]) * scale_log2;
+            if (fabsf(grown) <= kMaxSlack) row_max = stats.row_max[m][r];
             // A row that has seen no key yet: exp2(-inf - 0) = 0, where -inf - -inf is NaN. Maxima
             // are subtracted before they are scaled: an unchanged one rescales by exactly 1.
             const float safe_max = row_max == -INFINITY ? 0.0f : row_max;
-            const float shift = safe_max * scale_log2;
-            const float rescale = exp2_approx((stats.row_max[m][r] - safe_max) * scale_log2);
+            shift[m][r] = safe_max * scale_log2;
+            rescale[m][r] = exp2_approx((stats.row_max[m][r] - safe_max) * scale_log2);
             stats.row_max[m][r] = row_max;
-            float row_sum = stats.row_sum[m][r] * rescale;
+            stats.row_sum[m][r] *= rescale[m][r];
+            changed |= rescale[m][r] != 1.0f;
+        }
+    }
+    if (__any_sync(0xffffffff, changed)) {
 #pragma unroll
-            for (int n = 0; n < kBlocksN; ++n) {
+        for (int i = 0; i < kAtomsM * kOwnBlocksV * 8; ++i) {
+            const int m = i / (kOwnBlocksV * 8);
+            out[m][i / 8 % kOwnBlocksV][i / 4 % 2][i % 4] *= rescale[m][i % 4 / 2];
+        }
+    }
 #pragma unroll
-                for (int i = 2 * r; i < 2 * r + 2; ++i) {
-                    s[m][n][i] = exp2_approx(s[m][n][i] * scale_log2 - shift);
-                    row_sum += s[m][n][i];
-                }
-            }
-            stats.row_sum[m][r] = row_sum;
-            if (__any_sync(0xffffffff, rescale != 1.0f)) {
+    for (int m = 0; m < kAtomsM; ++m) {
 #pragma unroll
-                for (int n = 0; n < 2 * kOwnBlocksV; ++n) {
-                    out[m][n / 2][n % 2][2 * r] *= rescale;
-                    out[m][n / 2][n % 2][2 * r + 1] *= rescale;
-                }
+        for (int n = 0; n < kBlocksN; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                s[m][n][i] = exp2_approx(s[m][n][i] * scale_log2 - shift[m][i / 2]);
+                stats.row_sum[m][i / 2] += s[m][n][i];
             }
         }
     }
@@ -226,9 +238,11 @@ __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], O
 
 // out += P @ V  [kTileM, kHeadDimV], by the keys that the warp has scored; P goes from accumulators
 // to operands without leaving registers
+// pause(i, n) comes in step i of n.
+template <typename Pause>
 __device__ __forceinline__ void multiply_pv(Output& out, const float (&p)[kAtomsM][kBlocksN][4],
                                             SmemTile<kOwnN, VTile::kCols> v_smem, int warp,
-                                            int part, int lane) {
+                                            int part, int lane, Pause pause) {
 #pragma unroll
     for (int k = 0; k < kOwnN; k += 16) {
         uint32_t a[kAtomsM][4];
@@ -236,6 +250,7 @@ __device__ __forceinline__ void multiply_pv(Output& out, const float (&p)[kAtoms
         for (int m = 0; m < kAtomsM; ++m) {
             accumulator_to_a<Element>(a[m], p[m][k / 8], p[m][k / 8 + 1]);
         }
+        pause(k / 16, kOwnN / 16);
         multiply_step<Element, kBlocksV, kKeySplits>(out, a, v_smem, k, part * kOwnBlocksV, lane);
     }
 }
@@ -295,17 +310,19 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const Element* v_source =
         VCopy::Share::source(p.v.row(at.b, at.h / p.group, at.kv_start + kv_last), p.v.row_stride);
     KCopy k_copy;
-    VCopy v_copy;
-    const auto load_k = [&](int kv_begin) {
-        k_copy.start(k_smem, k_source, p.k.row_stride, at.kv_len - kv_begin);
-        k_source -= kTileN * p.k.row_stride;
-        commit_copies();
+    // Where a tile ends that begins at kv_begin; there is none before the first key.
+    const auto k_end = [&](int kv_begin) {
+        return kv_begin >= kv_first ? at.kv_len - kv_begin : 0;
     };
     // Values that no query of the head sees stay out: a NaN there would outlive P = 0.
     const Range seen = visible_keys(head, 0, at.q_len);
-    const auto load_v = [&](int kv_begin) {
-        v_copy.start(v_smem, v_source, p.v.row_stride, seen.end - kv_begin);
-        v_source -= kTileN * p.v.row_stride;
+    const auto v_end = [&](int kv_begin) { return kv_begin >= kv_first ? seen.end - kv_begin : 0; };
+    const auto load_k = [&](KTile k_tile, int kv_begin) {
+        k_copy.start(k_tile, k_source, p.k.row_stride, k_end(kv_begin));
+        k_source -= kTileN * p.k.row_stride;
+    };
+    const auto load_first = [&] {
+        load_k(k_smem, kv_last);
         commit_copies();
     };
     q_smem.clear_padding<kHeadDim, kNumThreads>();
@@ -313,7 +330,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     v_smem.clear_padding<kHeadDimV, kNumThreads>();
     copy_rows<kHeadDim, kNumThreads>(q_smem, p.q.row(at.b, at.h, at.q_start + at.q_begin),
                                      p.q.row_stride, at.num_rows);
-    if (kv_last >= kv_first) load_k(kv_last);
+    if (kv_last >= kv_first) load_first();
 
     Output out = {};
     RowStats stats = {};
@@ -321,24 +338,29 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     for (int m = 0; m < kAtomsM; ++m) stats.row_max[m][0] = stats.row_max[m][1] = -INFINITY;
 
     for (int kv_begin = kv_last; kv_begin >= kv_first; kv_begin -= kTileN) {
-        k_copy.finish(k_smem);
         wait_for_copies();
         __syncthreads();  // this tile's K has landed; everyone is done with the last tile's V
-        load_v(kv_begin);
+        auto v_copies =
+            PacedCopy<VCopy, VTile, Element>::of(v_smem, v_source, p.v.row_stride, v_end(kv_begin));
+        const auto copy_v = [&](int i, int n) { v_copies.start(i, n); };
 
         float s[kAtomsM][kBlocksN][4] = {};
-        const int own_begin = kv_begin + part * kOwnN;
-        multiply_rows<Element>(s, q_smem, warp * kAtomsM * 16, k_smem.rows<kOwnN>(part * kOwnN),
-                               lane);  // S = Q @ K^T
+        // S = Q @ K^T
+        multiply_rows<Element>(s, q_smem, warp * kAtomsM * 16, k_smem, lane, copy_v);
+        commit_copies();
+        v_source -= 2 * kTileN * p.v.row_stride;
         const bool full = kv_begin >= full_tiles.begin && kv_begin + kTileN <= full_tiles.end;
-        if (!full) apply_mask(s, p, head, at.q_begin, own_begin, warp, lane);
-        v_copy.finish(v_smem);
+        if (!full) apply_mask(s, p, head, at.q_begin, kv_begin, warp, lane);
+
         wait_for_copies();
         __syncthreads();  // this tile's V has landed; everyone is done with its K
-        if (kv_begin > kv_first) load_k(kv_begin - kTileN);
+        auto k_copies = PacedCopy<KCopy, KTile, Element>::of(k_smem, k_source, p.k.row_stride,
+                                                             k_end(kv_begin - kTileN));
+        const auto copy_k = [&](int i, int n) { k_copies.start(i, n); };
         softmax_step(s, out, stats, p.softmax_scale_log2);
-        const auto own_v = v_smem.rows<kOwnN>(part * kOwnN);
-        multiply_pv(out, s, own_v, warp, part, lane);
+        multiply_pv(out, s, v_smem, warp, part, lane, copy_k);
+        commit_copies();
+        k_source -= 2 * kTileN * p.k.row_stride;
     }
 
     // Q, where there was no tile to wait for, has landed; everyone is done with it, and the output

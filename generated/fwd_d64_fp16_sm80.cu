@@ -33,12 +33,14 @@ constexpr int kOwnN = kTileN / kKeySplits;  // keys of a step that a warp scores
 constexpr int kBlocksN = kOwnN / 8;  // n8 blocks of its score tile
 constexpr int kBlocksV = 64 / 16;  // 16-column blocks of an output tile
 constexpr int kOwnBlocksV = (kBlocksV + kKeySplits - 1) / kKeySplits;  // a warp's share
+constexpr int kRowThreads = 8;  // copy a row of K or V, several chunks each
+constexpr float kMaxSlack = 8.0f;  // powers of 2 by which a maximum may be outgrown
 using QTile = SmemTile<kTileM, 64>;
 using KTile = SmemTile<kTileN, 64>;
 using VTile = SmemTile<kTileN, 64>;
 using OutTile = SmemTile<kTileM, 64>;  // takes Q's place at the end
-using KCopy = TileCopy<KTile, kHeadDim, kNumThreads>;
-using VCopy = TileCopy<VTile, kHeadDimV, kNumThreads>;
+using KCopy = TileCopy<KTile, kHeadDim, kNumThreads, kRowThreads>;
+using VCopy = TileCopy<VTile, kHeadDimV, kNumThreads, kRowThreads>;
 // Shared memory, in bytes
 constexpr int kQOffset = 0;  // 18432: Q, then the output
 constexpr int kKOffset = 18432;  // 18432: one tile of K
@@ -181,9 +183,12 @@ __device__ __forceinline__ void apply_mask(float (&s)[kAtomsM][kBlocksN][4], con
 }
 
 // One step of the online softmax: turns scores into probabilities relative to the new row maximum,
-// and rescales what was summed relative to the old one.
+// and rescales what was summed relative to the old one. All rows' maxima come first, which hides
+// their latencies, and one vote says whether any row is rescaled.
 __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], Output& out,
                                              RowStats& stats, float scale_log2) {
+    float shift[kAtomsM][2], rescale[kAtomsM][2];
+    bool changed = false;
 #pragma unroll
     for (int m = 0; m < kAtomsM; ++m) {
 #pragma unroll
@@ -196,28 +201,35 @@ __device__ __forceinline__ void softmax_step(float (&s)[kAtomsM][kBlocksN][4], O
             // The four lanes of a quad share a row.
             row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 1));
             row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 2));
+            // A maximum that is outgrown by little stays: P is at most 2^kMaxSlack then. Not so
+            // from -inf, nor where the scale is negative.
+            const float grown = (row_max - stats.row_max[m][r]) * scale_log2;
+            if (fabsf(grown) <= kMaxSlack) row_max = stats.row_max[m][r];
             // A row that has seen no key yet: exp2(-inf - 0) = 0, where -inf - -inf is NaN. Maxima
             // are subtracted before they are scaled: an unchanged one rescales by exactly 1.
             const float safe_max = row_max == -INFINITY ? 0.0f : row_max;
-            const float shift = safe_max * scale_log2;
-            const float rescale = exp2_approx((stats.row_max[m][r] - safe_max) * scale_log2);
+            shift[m][r] = safe_max * scale_log2;
+            rescale[m][r] = exp2_approx((stats.row_max[m][r] - safe_max) * scale_log2);
             stats.row_max[m][r] = row_max;
-            float row_sum = stats.row_sum[m][r] * rescale;
+            stats.row_sum[m][r] *= rescale[m][r];
+            changed |= rescale[m][r] != 1.0f;
+        }
+    }
+    if (__any_sync(0xffffffff, changed)) {
 #pragma unroll
-            for (int n = 0; n < kBlocksN; ++n) {
+        for (int i = 0; i < kAtomsM * kOwnBlocksV * 8; ++i) {
+            const int m = i / (kOwnBlocksV * 8);
+            out[m][i / 8 % kOwnBlocksV][i / 4 % 2][i % 4] *= rescale[m][i % 4 / 2];
+        }
+    }
 #pragma unroll
-                for (int i = 2 * r; i < 2 * r + 2; ++i) {
-                    s[m][n][i] = exp2_approx(s[m][n][i] * scale_log2 - shift);
-                    row_sum += s[m][n][i];
-                }
-            }
-            stats.row_sum[m][r] = row_sum;
-            if (__any_sync(0xffffffff, rescale != 1.0f)) {
+    for (int m = 0; m < kAtomsM; ++m) {
 #pragma unroll
-                for (int n = 0; n < 2 * kOwnBlocksV; ++n) {
-                    out[m][n / 2][n % 2][2 * r] *= rescale;
-                    out[m][n / 2][n % 2][2 * r + 1] *= rescale;
-                }
+        for (int n = 0; n < kBlocksN; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                s[m][n][i] = exp2_approx(s[m][n][i] * scale_log2 - shift[m][i / 2]);
+                stats.row_sum[m][i / 2] += s[m][n][i];
             }
         }
     }

@@ -18,6 +18,7 @@ from .sm80_forward import forward_shapes, forward_tiles
 
 # num_stages, paced, short_rows, rescale of a loop over the same tiles
 _LOOPS = (
+    (1, False, False, "rows"),
     (1, False, False, "joint"),
     (1, False, False, "seldom"),
     (1, False, True, "seldom"),
@@ -44,9 +45,9 @@ def forward_alternatives(variant: Variant, target: Target) -> Iterator[dict[str,
     if columns <= 128:
         loops = [(shipped, loop) for loop in _LOOPS if not _spills(loop, variant, target)]
     else:
-        loops = [(shipped, loop) for loop in _LOOPS[:5]]
-        loops += [(tiles[0], loop) for loop in _LOOPS[2:] if loop[-1] != "rows"]
-        loops += [(tiles[3], _LOOPS[2])]
+        loops = [(shipped, loop) for loop in _LOOPS[:6]]
+        loops += [(tiles[0], loop) for loop in _LOOPS[3:] if loop[-1] != "rows"]
+        loops += [(tiles[3], _LOOPS[3])]
     names = ("num_stages", "paced", "short_rows", "rescale")
     for tile, loop in loops:
         yield tile | dict(zip(names, loop, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..arch import Target
 from ..errors import PlanError
@@ -126,8 +126,8 @@ class Sm80ForwardPlan(Sm80Plan):
             )
 
 
-def forward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]:
-    """Tiles in order of preference.
+def forward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, Any]]:
+    """Tiles, each with its loop, in order of preference.
 
     Rows per warp first, since each K and V fragment is then used twice; above 128 columns two row
     blocks a warp no longer fit. On an H200, causal, seqlen 4096, d128: 64 keys a step 300 TFLOP/s,
@@ -158,7 +158,40 @@ def forward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, int]]
     elif columns <= 64 and plain and not variant.dropout and not (later and variant.sink):
         shapes.insert(0, (128, 128, 4, 1, 1))
     for shape in shapes + small:
-        yield forward_tiles(*shape)
+        yield forward_tiles(*shape) | _loop(variant, target, key_splits=shape[3])
+
+
+def _loop(variant: Variant, target: Target, key_splits: int) -> dict[str, Any]:
+    """The loop that an H200 found fastest (2026-12; docs/sm80.md has what each part gave).
+
+    A lazy maximum won everywhere. Two stages take 96 KiB at d128, of which sm90 has room for two
+    thread blocks. Lazy maxima spill where the loop isn't paced: before sm90 above 96 columns
+    without a causal mask and above 128 beside dropout, from sm100 up beside dropout.
+    """
+    program = program_for(variant)
+    size = variant.head_dim
+    whole = size % 64 == variant.head_dim_v % 64 == 0
+    walks = program.tile_test is not None or program.band.lower is not None
+    plain = program.score is None and not walks
+    columns = max(size, variant.head_dim_v)
+    causal, dropout = bool(variant.causal), variant.dropout > 0
+    if target.capability < (9, 0):
+        tight = columns > 96 and (not causal or (columns > 128 and dropout))
+    else:
+        tight = target.capability >= (10, 0) and dropout and columns > 64
+    later = variant.layout == "varlen" and target.capability >= (10, 0)  # statistics in smem
+    paced = whole and plain and key_splits == 1 and not later
+    if columns <= 64:
+        paced = paced and (causal or dropout)
+    elif columns <= 128:
+        paced = paced and (tight or not dropout)
+    staged = paced and 64 < columns <= 128 and not dropout and target.capability == (9, 0)
+    return {
+        "num_stages": 2 if staged else 1,
+        "paced": paced,
+        "short_rows": whole and not walks,
+        "rescale": "rows" if tight and not paced else "seldom",
+    }
 
 
 def forward_tiles(

@@ -26,6 +26,7 @@ from .sm90 import MAP_TYPE, PAGE_COLS, Product, tile_bytes
 _GROUP_KEYS = 64  # keys of a warpgroup: the M of wgmma
 _GROUPS = 2  # warpgroups that compute
 _ELEMENT_BYTES = 2
+_SECTION_HEADS = 32
 _OVERHEAD_REGISTERS = 32  # addresses, row statistics, rings: measured with ptxas
 
 
@@ -36,8 +37,8 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     Attributes:
         producer_registers: registers of a thread that loads.
         consumer_registers: registers of a thread that computes.
-        head_sections: whether thread blocks of several heads are dealt out together, longest
-            first, instead of head by head.
+        head_sections: heads, a power of two at most, whose thread blocks are dealt out together,
+            longest first; 0 for head by head.
         chained_launches: whether a kernel starts while the one before it ends.
         early_exponentials: whether exponentials are taken while dP's product runs.
         short_addresses: whether a lane adds to dQ at one address and offsets of it.
@@ -47,7 +48,7 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
 
     producer_registers: int = 24
     consumer_registers: int = 240
-    head_sections: bool = False
+    head_sections: int = 0
     chained_launches: bool = False
     early_exponentials: bool = False
     short_addresses: bool = False
@@ -82,7 +83,7 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     @property
     def sections(self) -> bool:
         """Whether thread blocks of several heads are dealt out together."""
-        return self.head_sections
+        return self.head_sections > 0
 
     @property
     def convert(self) -> str:
@@ -245,23 +246,35 @@ def candidates(
     first = next(legal(replace(base, tile_m=m, num_stages=n) for m, n in shapes), None)
     if first is None:
         return
+    dense = variant.layout != "varlen"
+    plain = not busy and dense
+    ragged = dense and bool(variant.causal)  # some thread blocks have more work than others
+    ragged = ragged and program.tile_test is None and program.band.lower is None
+    small = plain and not large
+    shipped = replace(
+        first,
+        head_sections=_SECTION_HEADS if ragged else 0,
+        chained_launches=program.tile_test is None,  # else some spill 4 to 48 bytes
+        early_exponentials=small,
+        short_addresses=small,
+    )
+    yield shipped
     yield first
-    plain = not busy and variant.layout != "varlen"
-    for tile_m in (*((80,) if plain and large else ()), first.tile_m):
-        tiles = replace(first, tile_m=tile_m, last_flag=True)
-        tiles = replace(tiles, short_addresses=not busy)  # where registers are left
-        others = _alternatives(tiles, program.mask is not None and plain, plain and not large)
-        yield from legal(other for other in others if other != first)
+    yield replace(shipped, last_flag=True)
+    for tile_m in (first.tile_m, *((80,) if plain and large else ())):
+        tiles = replace(first, tile_m=tile_m, short_addresses=not busy)  # where registers are left
+        others = _alternatives(tiles, ragged, small)
+        yield from legal(other for other in others if other not in (shipped, first))
 
 
-def _alternatives(tiles: Sm90BackwardPlan, masked: bool, early: bool) -> Iterator[Sm90BackwardPlan]:
+def _alternatives(tiles: Sm90BackwardPlan, ragged: bool, early: bool) -> Iterator[Sm90BackwardPlan]:
     """Orders of thread blocks, of kernels and of products that the tuner tries."""
-    for sections in (True, False)[not masked :]:
+    for heads in (_SECTION_HEADS, 0, _SECTION_HEADS // 4) if ragged else (0,):
         for early_exponentials in (True, False)[not early :]:
             for chained in (True, False):
                 yield replace(
                     tiles,
-                    head_sections=sections,
+                    head_sections=heads,
                     early_exponentials=early_exponentials,
                     chained_launches=chained,
                 )

@@ -86,7 +86,7 @@ def test_both_passes_of_sm90(key, tmp_path):
             "d64-bf16-causal",
             {"early_exponentials": True, "short_addresses": True, "last_flag": True},
         ),
-        ("d72-fp16-causal", {"tile_m": 80, "head_sections": True, "chained_launches": True}),
+        ("d72-fp16-causal", {"tile_m": 80, "head_sections": 32, "chained_launches": True}),
     ],
 )
 def test_plans_of_the_tuner(key, pins, tmp_path):
