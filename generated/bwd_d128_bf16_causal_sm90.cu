@@ -679,8 +679,8 @@ __device__ __forceinline__ void consume(const Params& p, const Shared& shared, i
     float dv[kDepthV * 2][4] = {};
     const Position own = locate(p);
     const int kv_first = own.kv_begin + warp * 16;
-    shared.keys_full().wait(0);
     wait_for_previous_kernel();  // which makes the zeroes that dQ is added to
+    shared.keys_full().wait(0);
     Ring<kNumStages> ring;
     Ring<2> ds_ring;  // its stage has the place of dS, its parity is that of the one barrier
     while (true) {
