@@ -165,26 +165,28 @@ def _loop(variant: Variant, target: Target, key_splits: int) -> dict[str, Any]:
     """The loop that an H200 found fastest (2026-12; docs/sm80.md has what each part gave).
 
     A lazy maximum won everywhere. Two stages take 96 KiB at d128, of which sm90 has room for two
-    thread blocks. Lazy maxima spill where the loop isn't paced: before sm90 above 96 columns
-    without a causal mask and above 128 beside dropout, from sm100 up beside dropout.
+    thread blocks. With nvcc 13.0 lazy maxima spill where the loop isn't paced: before sm90 above 96
+    columns without a causal mask and above 128 beside dropout, on sm100 up to 128 columns beside
+    dropout; there, at those sizes, other copies spill too.
     """
     program = program_for(variant)
-    size = variant.head_dim
-    whole = size % 64 == variant.head_dim_v % 64 == 0
-    walks = program.tile_test is not None or program.band.lower is not None
-    plain = program.score is None and not walks
-    columns = max(size, variant.head_dim_v)
+    columns = max(variant.head_dim, variant.head_dim_v)
     causal, dropout = bool(variant.causal), variant.dropout > 0
-    if target.capability < (9, 0):
-        tight = columns > 96 and (not causal or (columns > 128 and dropout))
-    else:
-        tight = target.capability >= (10, 0) and dropout and columns > 64
-    later = variant.layout == "varlen" and target.capability >= (10, 0)  # statistics in smem
-    paced = whole and plain and key_splits == 1 and not later
-    if columns <= 64:
+    whole = variant.head_dim % 64 == variant.head_dim_v % 64 == 0
+    walks = program.tile_test is not None or program.band.lower is not None
+    paced = whole and not walks and program.score is None and key_splits == 1
+    if target.capability >= (10, 0) and 64 < columns <= 128:
+        paced = whole = False
+    elif columns <= 64:
         paced = paced and (causal or dropout)
-    elif columns <= 128:
-        paced = paced and (tight or not dropout)
+    if target.capability >= (10, 0):
+        paced = paced and variant.layout != "varlen"  # row statistics in shared memory
+        tight = dropout and 64 < columns <= 128
+    else:
+        before = target.capability < (9, 0)
+        tight = before and columns > 96 and (not causal or (columns > 128 and dropout))
+        if 64 < columns <= 128:
+            paced = paced and (tight or not dropout)
     staged = paced and 64 < columns <= 128 and not dropout and target.capability == (9, 0)
     return {
         "num_stages": 2 if staged else 1,
