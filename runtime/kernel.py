@@ -17,6 +17,7 @@ from .captures import NO_EXTRAS, Extras, refuse_lost_gradients
 from .catalogue import find_one
 from .devices import device_named
 from .passes import PassRunner
+from .repeats import repeated
 
 
 class ForwardResult(NamedTuple):
@@ -135,6 +136,10 @@ class Kernel(PassRunner):
         The arguments are those of ``forward``. Captures with a gradient, and a learned sink, get
         theirs. Under autocast of the variant's dtype q, k and v are cast to it.
         """
+        if not (captures or self._takes_more or return_lse or torch.compiler.is_compiling()):
+            out = repeated(self, q, k, v, softmax_scale, dropout_p)
+            if out is not None:
+                return out
         if arguments.autocast_is_on():
             dtype = arguments.TORCH_DTYPES[self.variant.dtype]
             q, k, v = arguments.cast_in_autocast(q, k, v, only=dtype)

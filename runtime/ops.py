@@ -182,7 +182,7 @@ class _Attention(torch.autograd.Function):
             dout = torch.zeros_like(saved[3])
         tensors = (dout, *saved[:5], dlse, *saved[5:])
         if torch.is_grad_enabled():
-            grads = _Gradients.apply(ctx.call, *tensors)  # type: ignore[no-untyped-call]
+            grads = OneDerivative.apply(ctx.call, *tensors)  # type: ignore[no-untyped-call]
         else:
             grads = _run_backward(ctx.call, *tensors)
         if not count:
@@ -211,17 +211,17 @@ def placed(runner: Runner, grads: Sequence[torch.Tensor], count: int) -> list[to
     return result
 
 
-class _Gradients(torch.autograd.Function):
+class OneDerivative(torch.autograd.Function):
     """The backward pass under create_graph=True: what depends on it has no gradient."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: D102
         ctx: FunctionCtx, call: _Call, *tensors: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
         return _run_backward(call, *tensors)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *_: torch.Tensor) -> tuple[None, ...]:
+    def backward(ctx: FunctionCtx, *_: torch.Tensor) -> tuple[None, ...]:  # noqa: D102
         raise FlashgenError(
             "attention: expected a first derivative, got a second one: the backward kernels have "
             "no derivative of their own. Use torch's math attention where you need it."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -13,8 +12,18 @@ from ..generator.arch import Target, target_for_family
 from ..generator.spec import Spec
 from ..generator.variant import Variant
 from . import arguments
+from .arguments import usable
 from .captures import signature_of
 from .devices import target_of
+from .launch import (
+    MAX_LAUNCHES,
+    Launch,
+    backward_results,
+    forward_results,
+    launch_of,
+    pattern,
+    sizes_of,
+)
 from .loader import CompiledPass, load_passes
 from .tuning.store import request_for
 
@@ -29,6 +38,8 @@ class PassRunner:
         handle: the string that stands for it in a graph.
         gradient_slots: places among a call's extra tensors of those that have a gradient.
         integral: whether each of a call's numbers is an int.
+        default_scale: the softmax_scale of calls that give none.
+        forwards: launches so far; of dense layouts by (q.shape, k.shape, q.device).
     """
 
     def __init__(
@@ -48,9 +59,13 @@ class PassRunner:
         self.gradient_slots = self._signature.gradient_slots
         self.integral = tuple(param.type == "int" for param in self._signature.program.params)
         self._takes_more = bool(self._signature.tensors or self._signature.params)
+        self.default_scale = arguments.scale_of(variant, None)
+        self._packed = variant.layout == "varlen"
         self._spec = spec
         self._family = family
         self._passes: dict[tuple[torch.device, str], CompiledPass] = {}
+        self.forwards: dict[tuple[Any, ...], Launch] = {}
+        self._backwards: dict[tuple[Any, ...], Launch] = {}
         self._switches_device = False
         self._lock = threading.Lock()
         self._load(_indexed(device), passes)
@@ -67,27 +82,38 @@ class PassRunner:
         numbers: Sequence[int | float] = (),
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(out, lse) of checked arguments: the operator's implementation."""
-        device, dtype, usable = q.device, q.dtype, arguments.usable
-        sizes = _sizes(q, k, extras)
-        batch, num_heads, _, rows, columns = sizes
-        if len(q.shape) == 4:
-            out = _empty((batch, rows, num_heads, v.shape[3]), dtype, device)
-            lse = _empty((batch, num_heads, rows), arguments.lse_dtype(dtype), device)
-        else:
-            out = _empty((rows, num_heads, v.shape[2]), dtype, device)
-            lse = _empty((num_heads, rows), arguments.lse_dtype(dtype), device)
-        if columns == 0 or out.numel() == 0:
-            return out.zero_(), self._signature.lse_without_keys(lse, extras)
-        if softmax_scale <= 0:
+        launch = self.forwards.get(self._sizes_key(q, k, extras))
+        if launch is None or softmax_scale <= 0:
+            results = forward_results(q, v)
+            if sizes_of(q, k, extras)[4] == 0 or results[0].numel() == 0:
+                out, lse = map(_like, results)
+                return out.zero_(), self._signature.lse_without_keys(lse, extras)
+            launch = self._launch("forward", q, k, extras, results)
             q, softmax_scale, _ = arguments.positive_scale(q, softmax_scale)
-        compiled = self._passes.get((device, "forward")) or self._compiled(device, "forward")
-        tensors = (out, lse, usable(q), usable(k), usable(v), rng_state)
-        workspace = _workspace(compiled, sizes, device)
         scalars = (softmax_scale, dropout_threshold, *extras, *numbers)
-        if self._switches_device:
-            _launch(compiled, device, *tensors, workspace, *scalars)
-        else:
-            compiled.function(*tensors, workspace, *scalars)
+        return self.forward_of(launch, q, k, v, rng_state, *scalars)
+
+    def forward_of(
+        self,
+        launch: Launch,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rng_state: torch.Tensor | None,
+        *scalars: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(out, lse) of arguments that suit ``launch``."""
+        like_out, like_lse = launch.results
+        out, lse = _like(like_out), _like(like_lse)
+        workspace = _like(launch.workspace) if launch.allocates else launch.workspace
+        q = q if q.is_contiguous() else usable(q)
+        k = k if k.is_contiguous() else usable(k)
+        v = v if v.is_contiguous() else usable(v)
+        try:
+            launch.function(out, lse, q, k, v, rng_state, workspace, *scalars)
+        except ValueError:  # rows that aren't aligned are rare, and told before they are read
+            inputs = (usable(q), usable(k), usable(v))
+            launch.function(out, lse, *inputs, rng_state, workspace, *scalars)
         return out, lse
 
     def run_backward(
@@ -106,31 +132,61 @@ class PassRunner:
         numbers: Sequence[int | float] = (),
     ) -> tuple[torch.Tensor, ...]:
         """(dq, dk, dv, gradients of extras) of checked arguments: the operator's implementation."""
-        device, dtype, slots, usable = q.device, q.dtype, self.gradient_slots, arguments.usable
-        dq, dk = _empty(q.shape, dtype, device), _empty(k.shape, dtype, device)
-        dv = _empty(v.shape, dtype, device)
-        more = [_empty(extras[i].shape, lse.dtype, device) for i in slots] if slots else []
-        sizes = _sizes(q, k, extras)
-        if sizes[4] == 0 or dout.numel() == 0:
-            self._signature.gradients_without_keys(more, dlse, extras)
-            dq, dk, dv = dq.zero_(), dk.zero_(), dv.zero_()
-        else:
-            sign = 1
-            if softmax_scale <= 0:
-                q, softmax_scale, sign = arguments.positive_scale(q, softmax_scale)
-            compiled = self._passes.get((device, "backward")) or self._compiled(device, "backward")
-            stats = (lse.contiguous(), None if dlse is None else dlse.contiguous(), rng_state)
-            inputs = (usable(dout), usable(q), usable(k), usable(v), usable(out), *stats)
-            workspace = _workspace(compiled, sizes, device)
-            scalars = (softmax_scale, dropout_threshold, *extras, *numbers, *more)
-            if self._switches_device:
-                _launch(compiled, device, dq, dk, dv, *inputs, workspace, *scalars)
-            else:
-                compiled.function(dq, dk, dv, *inputs, workspace, *scalars)
-            dq = dq if sign == 1 else dq.mul_(sign)
-        if not more:
-            return dq, dk, dv
-        return dq, dk, dv, *(g.to(extras[i].dtype) for g, i in zip(more, slots, strict=True))
+        slots = self.gradient_slots
+        more = [_empty(extras[i].shape, lse.dtype, q.device) for i in slots] if slots else ()
+        launch = self._backwards.get(self._sizes_key(q, k, extras))
+        sign = 1
+        if launch is None or softmax_scale <= 0:
+            results = backward_results(q, k, v)
+            if sizes_of(q, k, extras)[4] == 0 or dout.numel() == 0:
+                self._signature.gradients_without_keys(more, dlse, extras)
+                return *(_like(result).zero_() for result in results), *self._given(more, extras)
+            launch = self._launch("backward", q, k, extras, results)
+            q, softmax_scale, sign = arguments.positive_scale(q, softmax_scale)
+        inputs = [t if t.is_contiguous() else usable(t) for t in (dout, q, k, v, out)]
+        stats = (lse.contiguous(), None if dlse is None else dlse.contiguous(), rng_state)
+        scalars = (softmax_scale, dropout_threshold, *extras, *numbers, *more)
+        like_dq, like_dk, like_dv = launch.results
+        dq, dk, dv = _like(like_dq), _like(like_dk), _like(like_dv)
+        workspace = _like(launch.workspace) if launch.allocates else launch.workspace
+        try:
+            launch.function(dq, dk, dv, *inputs, *stats, workspace, *scalars)
+        except ValueError:  # as in the forward
+            launch.function(dq, dk, dv, *map(usable, inputs), *stats, workspace, *scalars)
+        dq = dq if sign == 1 else dq.mul_(sign)
+        return (dq, dk, dv, *self._given(more, extras)) if more else (dq, dk, dv)
+
+    def _given(
+        self, gradients: Sequence[torch.Tensor], extras: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """``gradients`` in the dtypes of the tensors that they belong to."""
+        slots = self.gradient_slots
+        return [g.to(extras[i].dtype) for g, i in zip(gradients, slots, strict=True)]
+
+    def _sizes_key(
+        self, q: torch.Tensor, k: torch.Tensor, extras: Sequence[torch.Tensor]
+    ) -> tuple[Any, ...]:
+        """What of a call's tensors decides its launch; dtypes and head_dim_v are the variant's."""
+        if self._packed:
+            return q.shape, k.shape, q.device, extras[0].shape
+        return q.shape, k.shape, q.device
+
+    def _launch(
+        self,
+        pass_name: str,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        extras: Sequence[torch.Tensor],
+        results: tuple[torch.Tensor, ...],
+    ) -> Launch:
+        """The launch of such calls, remembered; the pass is built and loaded where it isn't yet."""
+        compiled = self._compiled(q.device, pass_name)
+        launch = launch_of(compiled, sizes_of(q, k, extras), results, self._switches_device)
+        known = self.forwards if pass_name == "forward" else self._backwards
+        if len(known) >= MAX_LAUNCHES:
+            known.clear()
+        known[self._sizes_key(q, k, extras)] = launch
+        return launch
 
     def _compiled(self, device: torch.device, pass_name: str) -> CompiledPass:
         compiled = self._passes.get((device, pass_name))
@@ -160,52 +216,8 @@ def _indexed(device: torch.device) -> torch.device:
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Every result and workspace is allocated here, so that a test can poison them."""
-    return torch.empty_like(_pattern(shape, dtype, device))
+    return _like(pattern(shape, dtype, device))
 
 
-@lru_cache(maxsize=4096)
-def _pattern(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of one element in memory; its like takes half of the time of torch.empty."""
-    return _element(dtype, device).expand(shape)
-
-
-@cache
-def _element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty((), dtype=dtype, device=device)
-
-
-def _sizes(
-    q: torch.Tensor, k: torch.Tensor, extras: Sequence[torch.Tensor]
-) -> tuple[int, int, int, int, int]:
-    """(batch or sequences, num_heads, num_heads_kv, queries, keys) of a call."""
-    shape = q.shape
-    if len(shape) == 4:
-        batch, seqlen_q, num_heads, _ = shape
-        _, seqlen_k, num_heads_kv, _ = k.shape
-        return batch, num_heads, num_heads_kv, seqlen_q, seqlen_k
-    total_q, num_heads, _ = shape
-    total_k, num_heads_kv, _ = k.shape
-    return len(extras[0]) - 1, num_heads, num_heads_kv, total_q, total_k
-
-
-@cache
-def _nothing(device: torch.device) -> torch.Tensor:
-    """A workspace of no bytes: most forwards need none, and an allocation takes a microsecond."""
-    return torch.empty(0, dtype=torch.uint8, device=device)
-
-
-def _workspace(
-    compiled: CompiledPass, sizes: tuple[int, ...], device: torch.device
-) -> torch.Tensor:
-    size = compiled.workspace(*sizes)
-    return _empty((size,), torch.uint8, device) if size else _nothing(device)
-
-
-def _launch(compiled: CompiledPass, device: torch.device, *args: Any) -> None:
-    """Call with ``device`` current: a kernel is launched on the current device's context."""
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            compiled.function(*args)
-    else:
-        compiled.function(*args)
+_like = torch.empty_like
+"""Every result and workspace is allocated by it, so that a test can poison them."""

@@ -31,11 +31,10 @@ TILES = {
 _INCLUDE = re.compile(r"^#include .*\n", re.MULTILINE)
 
 
-def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def poisoned(pattern: torch.Tensor) -> torch.Tensor:
     """Memory whose every float is NaN, so that what a kernel leaves unwritten is seen."""
-    if dtype == torch.uint8:
-        return torch.full(shape, 0xFF, dtype=dtype, device=device)
-    return torch.full(shape, math.nan, dtype=dtype, device=device)
+    value = 0xFF if pattern.dtype == torch.uint8 else math.nan
+    return torch.full_like(pattern, value, memory_format=torch.contiguous_format)
 
 
 def kernels(variants: Sequence[Variant], folder: Path, *, units: int) -> list[Kernel]:

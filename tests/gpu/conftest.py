@@ -68,11 +68,11 @@ def load(device):
 def poison(monkeypatch):
     """Every result and workspace starts as NaN: what a kernel leaves unwritten is seen."""
 
-    def poisoned(shape, dtype, device):
-        value = 0xFF if dtype == torch.uint8 else math.nan
-        return torch.full(shape, value, dtype=dtype, device=device)
+    def poisoned(pattern):
+        value = 0xFF if pattern.dtype == torch.uint8 else math.nan
+        return torch.full_like(pattern, value, memory_format=torch.contiguous_format)
 
-    monkeypatch.setattr(passes_module, "_empty", poisoned)
+    monkeypatch.setattr(passes_module, "_like", poisoned)
 
 
 @pytest.fixture

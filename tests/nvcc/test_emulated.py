@@ -46,11 +46,11 @@ FAULTS = {  # text -> what a fault makes of it
 def poison(monkeypatch):
     """Every result starts as NaN: what a kernel leaves unwritten is seen."""
 
-    def poisoned(shape, dtype, device):
-        value = 0xFF if dtype == torch.uint8 else math.nan
-        return torch.full(shape, value, dtype=dtype, device=device)
+    def poisoned(pattern):
+        value = 0xFF if pattern.dtype == torch.uint8 else math.nan
+        return torch.full_like(pattern, value, memory_format=torch.contiguous_format)
 
-    monkeypatch.setattr(passes_module, "_empty", poisoned)
+    monkeypatch.setattr(passes_module, "_like", poisoned)
 
 
 def emulate(key, folder, target="sm90", passes=("forward",), pins=None, family=None):

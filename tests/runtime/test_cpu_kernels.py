@@ -47,7 +47,7 @@ def cpu_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHGEN_CACHE_DIR", str(root))
         patch.delenv("FLASHGEN_PREBUILT", raising=False)
-        patch.setattr(passes_module, "_empty", poisoned)
+        patch.setattr(passes_module, "_like", poisoned)
         target = parse_target("cpu")
         build(
             [BuildRequest(parse_key(key), name, target) for key in KEYS for name in PASSES],

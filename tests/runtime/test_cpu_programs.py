@@ -61,7 +61,7 @@ def built(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch):
-    monkeypatch.setattr(passes, "_empty", poisoned)
+    monkeypatch.setattr(passes, "_like", poisoned)
 
 
 def run(kernel, data, dropout_p=0.0):

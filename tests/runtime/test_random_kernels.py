@@ -64,7 +64,7 @@ def built(tmp_path_factory):
 
 @pytest.mark.parametrize("index", range(COUNT))
 def test_error_rule(built, index, monkeypatch):
-    monkeypatch.setattr(passes, "_empty", poisoned)
+    monkeypatch.setattr(passes, "_like", poisoned)
     kernel = built[index]
     for shape in SHAPES:
         for name, found in compare_call(kernel, shape, "cpu", dropout_p=0.4, seed=index).items():

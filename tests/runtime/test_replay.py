@@ -36,14 +36,14 @@ def load(tmp_path_factory):
     """Gives the cpu kernel of a variant; all are built by then, and results start as NaN."""
     root = tmp_path_factory.mktemp("replay")
 
-    def poisoned(shape, dtype, device):
-        value = 0xFF if dtype == torch.uint8 else math.nan
-        return torch.full(shape, value, dtype=dtype, device=device)
+    def poisoned(pattern):
+        value = 0xFF if pattern.dtype == torch.uint8 else math.nan
+        return torch.full_like(pattern, value, memory_format=torch.contiguous_format)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHGEN_CACHE_DIR", str(root))
         patch.delenv("FLASHGEN_PREBUILT", raising=False)
-        patch.setattr(passes_module, "_empty", poisoned)
+        patch.setattr(passes_module, "_like", poisoned)
         variants = {case.variant for case in CASES} | {variant_of(R15), variant_of(R25)}
         target = parse_target("cpu")
         requests = [BuildRequest(v, name, target) for v in variants for name in PASSES]
