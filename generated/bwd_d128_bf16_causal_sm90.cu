@@ -34,12 +34,13 @@ constexpr int kHeadDimV = 128;  // of V and out
 constexpr int kTileM = 64;  // queries of a step
 constexpr int kTileN = 128;  // keys of a thread block
 constexpr int kNumStages = 2;  // tiles of Q and dO in flight
-constexpr int kNumWarps = 8;  // that compute, 16 keys each
+constexpr int kNumWarps = 8;  // that compute
 constexpr int kConsumers = 32 * kNumWarps;  // threads of them
 constexpr int kNumThreads = kConsumers + 128;
 constexpr int kProducerRegisters = 24;  // of a thread
 constexpr int kConsumerRegisters = 240;
-constexpr int kBlocksM = kTileM / 8;  // n8 blocks of a score tile
+constexpr int kScoreM = 64;  // queries of a step that a warpgroup scores
+constexpr int kBlocksM = kScoreM / 8;  // n8 blocks of a score tile
 constexpr int kDepthQk = (kHeadDim + 15) / 16;  // products that a score takes
 constexpr int kDepthV = (kHeadDimV + 15) / 16;
 constexpr int kDqCols = 64;  // of dQ that a warpgroup computes
@@ -583,13 +584,13 @@ __device__ __forceinline__ void wgmma_dq(float (&acc)[8][4], uint64_t a, uint64_
 constexpr int kConsumerBarrier = 1;  // a named one, of all consumers; 0 is __syncthreads()
 
 // S^T or dS^T as the left operands of dV and dK: the layouts agree.
-using KeyOperands = uint32_t[kTileM / 16][4];
+using KeyOperands = uint32_t[kScoreM / 16][4];
 __device__ __forceinline__ void pack_keys(KeyOperands& a, const float (&x)[kBlocksM][4]) {
 #pragma unroll
-    for (int i = 0; i < kTileM / 16; ++i) accumulator_to_a<Element>(a[i], x[2 * i], x[2 * i + 1]);
+    for (int i = 0; i < kScoreM / 16; ++i) accumulator_to_a<Element>(a[i], x[2 * i], x[2 * i + 1]);
 }
 
-// Turns S^T into P^T [16 keys, kTileM]; `masked` where some key may be hidden from some query.
+// Turns S^T into P^T [16 keys, kScoreM]; `masked` where some key may be hidden from some query.
 __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const float* lse_smem,
                                               bool masked, int q_begin, int kv_first,
                                               const Head& head, const Params& p, int lane) {

@@ -9,7 +9,7 @@ from typing import Any
 from ..arch import TARGETS, Target, family_for
 from ..errors import PlanError
 from ..variant import PASSES, Variant
-from . import cpu, shipped, sm75, sm80, sm90, sm90_backward
+from . import cpu, shipped, sm75, sm80, sm90, sm90_backward, sm90_wide_backward
 from .base import KernelPlan, SmemBuffer
 
 __all__ = ["KernelPlan", "SmemBuffer", "candidates", "plan"]
@@ -67,5 +67,6 @@ def _planner(
         missing = sm90_backward.missing(variant, asked)
         if missing:
             return sm80, "sm80", f"fallback: family sm90 has no backward for {missing}"
-        return sm90_backward, family, reason
+        wide = max(variant.head_dim, variant.head_dim_v) > 128
+        return sm90_wide_backward if wide else sm90_backward, family, reason
     return _PLANNERS[family], family, reason

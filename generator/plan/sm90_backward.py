@@ -26,7 +26,7 @@ from .sm90 import MAP_TYPE, PAGE_COLS, Product, tile_bytes
 _GROUP_KEYS = 64  # keys of a warpgroup: the M of wgmma
 _GROUPS = 2  # warpgroups that compute
 _ELEMENT_BYTES = 2
-_SECTION_HEADS = 32
+SECTION_HEADS = 32  # most heads whose thread blocks are dealt out together
 _OVERHEAD_REGISTERS = 32  # addresses, row statistics, rings: measured with ptxas
 
 
@@ -69,6 +69,21 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     def main_launch(self) -> str:
         """The template part that launches the main kernel."""
         return "sm90/backward_launch.cu.j2"
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether the warpgroups share keys, each with half of the columns, not the reverse."""
+        return False
+
+    @property
+    def consumer(self) -> str:
+        """The template part of what computes."""
+        return "sm90/backward_consumer.cu.j2"
+
+    @property
+    def score_m(self) -> int:
+        """Queries of a step that a warpgroup scores."""
+        return self.tile_m
 
     @property
     def tensor_map_type(self) -> str:
@@ -201,15 +216,22 @@ def missing(variant: Variant, asked: bool = False) -> str:
             right is offered too; it is never the default.
     """
     unwritten = {
-        "head sizes above 128": max(variant.head_dim, variant.head_dim_v) > 128,
         "deterministic variants": variant.deterministic,
         "gradients of captures": bool(program_for(variant).gradients),
     }
     unverified = {
+        "head sizes above 128": max(variant.head_dim, variant.head_dim_v) > 128,
         "layout varlen": variant.layout == "varlen",
     }
     lacks = unwritten if asked else unwritten | unverified
     return next((what for what, lacking in lacks.items() if lacking), "")
+
+
+def is_ragged(variant: Variant) -> bool:
+    """Whether some thread blocks of a head have more work than others, as with causal alone."""
+    program = program_for(variant)
+    uneven = variant.causal and program.tile_test is None and program.band.lower is None
+    return bool(uneven) and variant.layout != "varlen"
 
 
 def plan(
@@ -246,14 +268,12 @@ def candidates(
     first = next(legal(replace(base, tile_m=m, num_stages=n) for m, n in shapes), None)
     if first is None:
         return
-    dense = variant.layout != "varlen"
-    plain = not busy and dense
-    ragged = dense and bool(variant.causal)  # some thread blocks have more work than others
-    ragged = ragged and program.tile_test is None and program.band.lower is None
+    ragged = is_ragged(variant)
+    plain = not busy and variant.layout != "varlen"
     small = plain and not large
     shipped = replace(
         first,
-        head_sections=_SECTION_HEADS if ragged else 0,
+        head_sections=SECTION_HEADS if ragged else 0,
         chained_launches=program.tile_test is None,  # else some spill 4 to 48 bytes
         early_exponentials=small,
         short_addresses=small,
@@ -269,7 +289,7 @@ def candidates(
 
 def _alternatives(tiles: Sm90BackwardPlan, ragged: bool, early: bool) -> Iterator[Sm90BackwardPlan]:
     """Orders of thread blocks, of kernels and of products that the tuner tries."""
-    for heads in (_SECTION_HEADS, 0, _SECTION_HEADS // 4) if ragged else (0,):
+    for heads in (SECTION_HEADS, 0, SECTION_HEADS // 4) if ragged else (0,):
         for early_exponentials in (True, False)[not early :]:
             for chained in (True, False):
                 yield replace(

@@ -35,16 +35,26 @@ struct SwizzledTile {
     // ---- Descriptors of wgmma's operands, 16 elements deep ----
     // Columns [k, k + 16) as the depth of the product, rows as A's rows or B's columns.
     __device__ __forceinline__ uint64_t depth_columns(int k) const {
-        return descriptor(16, k / kPageCols * kPageBytes + k % kPageCols * 2);
+        return descriptor(16, column_bytes(k));
     }
     // Rows [k, k + 16) as the depth, columns as B's columns.
     __device__ __forceinline__ uint64_t depth_rows(int k) const {
         return descriptor(kPageBytes, k * 128);
     }
+    // The same of some columns: those of a page from `first` up, and behind them those of another
+    // page from `next` up.
+    __device__ __forceinline__ uint64_t depth_rows(int k, int first, int next) const {
+        return descriptor(column_bytes(next) - column_bytes(first), column_bytes(first) + k * 128);
+    }
 
     // The 16 x 16 block at (row, col) as the A operand of a product whose warps own 16 rows each.
     __device__ __forceinline__ void load_a(uint32_t (&a)[4], int row, int col, int lane) const {
         ldmatrix_x4(a, at(row + lane % 16, col, lane / 16));
+    }
+    // The transpose of the block: A[m, k] = tile[row + k, col + m].
+    __device__ __forceinline__ void load_a_trans(uint32_t (&a)[4], int row, int col,
+                                                 int lane) const {
+        ldmatrix_x4_trans(a, at(row + lane % 8 + lane / 16 * 8, col, lane / 8 % 2));
     }
 
     // Stores the transpose of a 16 x 16 A operand: tile[row + k, col + m] = A[m, k].
@@ -82,6 +92,11 @@ struct SwizzledTile {
     }
 
   private:
+    // Where a column begins, but for the swizzle.
+    static __device__ __forceinline__ int column_bytes(int col) {
+        return col / kPageCols * kPageBytes + col % kPageCols * 2;
+    }
+
     // Address of the 16-byte chunk that is `further` chunks behind column `col` of its page.
     __device__ __forceinline__ uint32_t at(int row, int col, int further) const {
         const int chunk = col % kPageCols / 8 + further;

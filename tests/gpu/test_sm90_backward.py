@@ -22,6 +22,16 @@ SM90 = TARGETS["sm90"]
 PLAN_KEYS = (
     *("d128-bf16", "d128-bf16-causal", "d128-fp16-causal", "d96-fp16-causal", "d72-bf16"),
     *("d64-bf16-causal", "d64-fp16", "d40-bf16-causal", "d128v96-bf16-causal"),
+    *("d256-bf16", "d256-bf16-causal", "d224-fp16-causal", "d192-bf16", "d192v128-bf16-causal"),
+    *("d160-bf16-causal", "d136-fp16"),
+)
+WIDE_KEYS = (
+    *("d144-bf16", "d152-fp16-causal", "d168-bf16", "d176-bf16-causal", "d184-fp16"),
+    *("d200-bf16-causal", "d208-fp16", "d216-bf16", "d232-bf16", "d240-fp16-causal", "d248-bf16"),
+    *("d256v64-bf16-causal", "d128v256-fp16", "d48v160-bf16", "d256-fp16", "d160-fp16"),
+    *("d256-bf16-causal-dropout", "d192v128-fp16-dropout16", "d160-bf16-causal-sink"),
+    *("d256-bf16-window128x0-softcap50", "d256-bf16-causal-softcap50", "d192-bf16-alibi"),
+    *("d256-bf16-blockmask64x64", "d192-fp16-alibi-blockmask128x64-dropout", "d224-bf16-windowrt"),
 )
 SHAPES = (
     Shape(2, 4, 2, 300, 300),
@@ -65,6 +75,20 @@ def check(kernel, shapes, device, **options):
         found = compare_call(kernel, shape, device, **options)
         wrong = [f"{name}: {one}" for name, one in found.items() if not one.ok]
         assert not wrong, f"{kernel.variant.key} {shape}: " + "; ".join(wrong)
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """What of head sizes above 128 has no pins to try, built at once."""
+    wide = [parse_key(key) for key in WIDE_KEYS]
+    build([BuildRequest(v, name, SM90, "sm90") for v in wide for name in ("forward", "backward")])
+
+
+@pytest.mark.parametrize("key", WIDE_KEYS)
+@pytest.mark.usefixtures("wide")
+def test_head_sizes_above_128(device, key):
+    kernel = Kernel(parse_key(key), device, family="sm90")
+    check(kernel, SHAPES, device)
 
 
 @pytest.mark.parametrize("key", PLAN_KEYS)

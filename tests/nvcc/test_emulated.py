@@ -120,6 +120,12 @@ def test_packed_sequences_of_sm90_keep_out_of_each_other(tmp_path):
         assert not found[starts[-1] :].any()
 
 
+def test_wide_heads_of_sm90(tmp_path):
+    # Shares of a page, and of a page behind two others.
+    kernel = emulate("d136v48-bf16-causal", tmp_path, passes=PASSES, family="sm90")
+    check(kernel, early=(), late=SHAPES[:1] + SHAPES[3:], backward=True)
+
+
 def test_both_passes_of_sm80(tmp_path):
     key = "d32-fp16-varlen-causal-sink-dropout-det"
     # nothing of this family is modelled as late

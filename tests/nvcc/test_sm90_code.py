@@ -17,6 +17,7 @@ from flashgen.runtime.toolchain import find_cuda_tool
 
 pytestmark = pytest.mark.nvcc
 BACKWARD_KEYS = ("d64-bf16", "d128-bf16-causal", "d40-fp16-causal")
+WIDE_KEYS = ("d256-bf16-causal", "d192v128-fp16")
 KEYS = ("d64-bf16", "d128-bf16-causal", "d256-fp16-dropout")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
 
@@ -80,12 +81,13 @@ def backward_instructions(tmp_path_factory):
     if tool is None:
         pytest.skip("needs cuobjdump (extra: dev)")
     cache = Cache(tmp_path_factory.mktemp("cache"))
+    keys = (*BACKWARD_KEYS, *WIDE_KEYS)
     requests = [
-        BuildRequest(parse_key(key), "backward", TARGETS["sm90"], strict=True)
-        for key in BACKWARD_KEYS
+        BuildRequest(parse_key(key), "backward", TARGETS["sm90"], "sm90", strict=True)
+        for key in keys
     ]
     found = {}
-    for key, artifact in zip(BACKWARD_KEYS, build(requests, cache=cache), strict=True):
+    for key, artifact in zip(keys, build(requests, cache=cache), strict=True):
         done = subprocess.run(
             [tool, "-sass", artifact.library], capture_output=True, text=True, check=True
         )
@@ -118,6 +120,25 @@ def test_dq_is_added_four_floats_at_once_between_dks_products(backward_instructi
     assert all("F32x4" in names[i] for i in adds)
     last_product = max(i for i, name in enumerate(names) if name.startswith("HGMMA"))
     assert adds[0] < last_product
+
+
+@pytest.mark.parametrize("key", WIDE_KEYS)
+def test_wide_heads_add_dq_while_dks_products_run(backward_instructions, key):
+    found = plan(parse_key(key), "backward", TARGETS["sm90"], family="sm90")
+    names = backward_instructions[key]
+    counts = Counter(name.split(".")[0] for name in names)
+    depths = -(-found.variant.head_dim // 16) - (-found.variant.head_dim_v // 16)
+    assert counts["HGMMA"] == depths + 2 * (found.tile_m // 16) + found.tile_n // 16
+    assert counts["STSM"] == counts["LDSM"] == 2 * (found.score_m // 16)
+    assert counts["LDL"] == counts["STL"] == 0
+    adds = [i for i, name in enumerate(names) if name.startswith("REDG")]
+    assert len(adds) == found.share_qk.width // 8
+    assert all("F32x4" in names[i] for i in adds)
+    last_product = max(i for i, name in enumerate(names) if name.startswith("HGMMA"))
+    waits = [i for i, name in enumerate(names) if name.startswith("WARPGROUP.DEPBAR")]
+    # One wait, for dQ's products and not for dK's behind them.
+    assert len([i for i in waits if last_product < i < adds[0]]) == 1
+    assert len([i for i in waits if i > adds[0]]) == 1
 
 
 def test_what_the_tuner_tries_loses_no_speed_to_the_compiler(tmp_path):

@@ -1,0 +1,210 @@
+"""Variant -> plan of the sm90 family's backward for head sizes above 128."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ..arch import Target
+from ..errors import PlanError
+from ..program import program_for
+from ..variant import Variant
+from . import sm80_base
+from .base import KernelPlan, SmemBuffer, first_legal, legal, round_up, stack
+from .sm90 import PAGE_COLS, Product, tile_bytes
+from .sm90_backward import SECTION_HEADS, Sm90BackwardPlan, is_ragged
+
+_GROUPS = 2  # warpgroups that compute
+_KEYS = 64  # of a thread block: the M of wgmma
+_QUERIES = 64  # of a step
+_OVERHEAD_REGISTERS = 28  # addresses, row statistics, rings: measured with ptxas
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnShare:
+    """The columns of a tile that one of the two warpgroups multiplies.
+
+    A descriptor of wgmma steps from 64 columns to the next 64 by a distance of its own choice, so
+    that a share is a page, or half of one, and a part of what lies behind the second page.
+
+    Attributes:
+        head: columns in the warpgroup's own page, or of the one page.
+        tail: columns behind the second page; 0 where there are none.
+    """
+
+    head: int
+    tail: int
+
+    @property
+    def width(self) -> int:
+        """Columns in all, some of them behind the tile's last."""
+        return self.head + self.tail
+
+
+def share_of(head_dim: int) -> ColumnShare:
+    """How two warpgroups share ``head_dim`` columns, as evenly as pages allow."""
+    if head_dim <= PAGE_COLS:
+        return ColumnShare(round_up(head_dim, 32) // 2, 0)
+    behind = round_up(max(head_dim - 2 * PAGE_COLS, 0), 32)
+    return ColumnShare(PAGE_COLS, behind // 2 if behind <= PAGE_COLS else PAGE_COLS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sm90WideBackwardPlan(Sm90BackwardPlan):
+    """Backward: two warpgroups share 64 keys, each with half of dK's, dV's and dQ's columns.
+
+    Each scores half of a step's queries; shared memory takes P and dS to the other.
+
+    Attributes:
+        chained_products: whether dK's product follows dQ's without a wait, and dQ is added to
+            global memory meanwhile; takes registers.
+    """
+
+    chained_products: bool = True
+
+    pins: ClassVar[tuple[str, ...]] = (
+        *("num_stages", "chained_products", "head_sections", "chained_launches"),
+    )
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether the warpgroups share keys, each with half of the columns, not the reverse."""
+        return True
+
+    @property
+    def consumer(self) -> str:
+        """The template part of what computes."""
+        return "sm90/backward_wide_consumer.cu.j2"
+
+    @property
+    def share_qk(self) -> ColumnShare:
+        """A warpgroup's columns of dK and dQ."""
+        return share_of(self.variant.head_dim)
+
+    @property
+    def share_v(self) -> ColumnShare:
+        """A warpgroup's columns of dV."""
+        return share_of(self.variant.head_dim_v)
+
+    @property
+    def score_m(self) -> int:
+        """Queries of a step that a warpgroup scores."""
+        return self.tile_m // _GROUPS
+
+    @property
+    def padded_qk(self) -> int:
+        """Columns of dQ as it is summed up."""
+        return round_up(self.variant.head_dim, 16)
+
+    @property
+    def exchanges(self) -> int:
+        """Places of P and dS: two, unless a step has another barrier that frees the one."""
+        return 1 if self.variant.dropout else 2
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """Every width of wgmma that the kernel has."""
+        return (
+            Product("wgmma_scores", self.score_m, False, False, "S^T and dP^T"),
+            Product("wgmma_dv", self.share_v.width, True, True, "dV"),
+            Product("wgmma_dk", self.share_qk.width, True, True, "dK"),
+            Product("wgmma_dq", self.share_qk.width, False, True, "dQ"),
+        )
+
+    @property
+    def smem(self) -> tuple[SmemBuffer, ...]:
+        """K and V for good, Q and dO in stages, P and dS to change hands, statistics, barriers."""
+        variant, stages, places = self.variant, self.num_stages, self.exchanges
+        exchanged = places * tile_bytes(self.tile_m, self.tile_n)
+        of = f"of {places} steps" if places > 1 else "of a step"
+        buffers = [
+            ("k", tile_bytes(self.tile_n, variant.head_dim), "K; in the end dK, then dV"),
+            ("v", tile_bytes(self.tile_n, variant.head_dim_v), "V"),
+            ("q", stages * tile_bytes(self.tile_m, variant.head_dim), f"{stages} tiles of Q"),
+            (
+                "dout",
+                stages * tile_bytes(self.tile_m, variant.head_dim_v),
+                f"{stages} tiles of dO",
+            ),
+            ("p", exchanged, f"P {of}"),
+            ("ds", exchanged, f"dS {of}"),
+            ("lse", stages * self.tile_m * 4, f"{stages} tiles of lse"),
+            ("delta", stages * self.tile_m * 4, f"{stages} tiles of delta"),
+            ("steps", stages * self.step_bytes, "what each step is"),
+        ]
+        if variant.dropout:
+            keep_bytes = 2 * self.tile_m // 16 * -(-self.tile_n // 32) * 128
+            buffers.append(("keep", keep_bytes, "dropout's keep bits of two steps"))
+        buffers.append(("barriers", (2 + 2 * stages) * 8, "mbarriers"))
+        return stack(buffers, 16)
+
+    @property
+    def registers_estimate(self) -> int:
+        """Accumulators of dK, dV and dQ, operands of dK beside dQ's, and the overhead."""
+        columns = 2 * self.share_qk.width + self.share_v.width
+        operands = self.tile_m // 4 if self.chained_products else self.tile_m // 8
+        return columns // 2 + operands + _OVERHEAD_REGISTERS
+
+    def check(self) -> KernelPlan:
+        """This plan, once tiles, registers and shared memory are known to be legal."""
+        if self.tile_m != _QUERIES:
+            raise PlanError(
+                f"plan: {self.name}: expected tile_m {_QUERIES} at head sizes above 128, got "
+                f"{self.tile_m}."
+            )
+        if self.registers_estimate > self.consumer_registers:
+            raise PlanError(
+                f"plan: {self.name}: tile {self.tile_m}x{self.tile_n} needs about "
+                f"{self.registers_estimate} registers a thread, {_GROUPS} warpgroups have "
+                f"{self.consumer_registers}."
+            )
+        end = sum(
+            round_up(sm80_base.tile_bytes(self.tile_n, round_up(head_dim, 16)), 128)
+            for head_dim in (self.variant.head_dim, self.variant.head_dim_v)
+        )
+        lse = next(buffer for buffer in self.smem if buffer.name == "lse")
+        if end > lse.offset_bytes:
+            raise PlanError(f"plan: {self.name}: dK and dV need {end} bytes at the end.")
+        return KernelPlan.check(self)
+
+
+def plan(
+    variant: Variant, pass_name: str, target: Target, family: str, reason: str
+) -> Sm90WideBackwardPlan:
+    """The shipped plan: the first legal candidate."""
+    found = candidates(variant, pass_name, target, family, reason)
+    return first_legal(found, variant, pass_name, target)
+
+
+def candidates(
+    variant: Variant, pass_name: str, target: Target, family: str, reason: str
+) -> Iterator[Sm90WideBackwardPlan]:
+    """Every legal plan: what ships, then what no GPU has timed against it, best hoped for first."""
+    program = program_for(variant)
+    producer_registers, consumer_registers = (24, 240)
+    if program.tile_test is not None:  # the work of the warp that loads
+        producer_registers, consumer_registers = (40, 232)
+    base = Sm90WideBackwardPlan(
+        variant=variant,
+        pass_name=pass_name,
+        target=target,
+        family=family,
+        reason=reason,
+        tile_m=_QUERIES,
+        tile_n=_KEYS,
+        num_warps=4 * _GROUPS,
+        producer_registers=producer_registers,
+        consumer_registers=consumer_registers,
+    )
+    return legal(
+        replace(
+            base,
+            chained_products=products,
+            head_sections=heads,
+            chained_launches=launches,
+        )
+        for heads in ((SECTION_HEADS, 0) if is_ragged(variant) else (0,))
+        for launches in ((True, False) if program.tile_test is None else (False,))
+        for products in (True, False)
+    )
