@@ -178,11 +178,16 @@ class KernelPlan:
         return replace(self, **pins)
 
     def _check_pin_type(self, name: str, value: object) -> None:
-        """A pin replaces a value by one of its kind; numbers of a plan all count something."""
+        """A pin replaces a value by one of its kind; numbers of a plan all count something.
+
+        Something that a plan may do without has the default 0.
+        """
         kind = type(getattr(self, name))
-        if type(value) is kind and not (kind is int and value < 1):  # type: ignore[operator]
+        least = 0 if any(f.name == name and f.default == 0 for f in fields(self)) else 1
+        if type(value) is kind and not (kind is int and value < least):  # type: ignore[operator]
             return
-        words = {bool: "true or false", int: "a positive integer", str: "a word"}
+        integer = "a positive integer" if least else "an integer, 0 or more"
+        words = {bool: "true or false", int: integer, str: "a word"}
         raise PlanError(
             f"tuning: {self.pass_name} on {self.target.name}: {name}: "
             f"expected {words.get(kind, kind.__name__)}, got {value!r}."

@@ -113,6 +113,15 @@ def test_what_ships_comes_first_and_alternatives_are_all_different():
         assert all(one.smem_bytes <= SM90.max_smem_bytes for one in found)
 
 
+@pytest.mark.parametrize("key", ["d64-bf16", "d128-bf16-causal", "d256-bf16-causal", "d192-fp16"])
+def test_the_tuner_can_pin_whatever_it_tries(key):
+    shipped, *others = candidates(parse_key(key), "backward", SM90, family="sm90")
+    for one in others:
+        assert shipped.pinned({name: getattr(one, name) for name in one.pins}) == one
+    with pytest.raises(PlanError, match="head_sections: expected an integer, 0 or more, got -1"):
+        shipped.pinned({"head_sections": -1})
+
+
 def test_eighty_queries_have_all_of_dq_in_whole_pages():
     for size in (72, 96, 128):
         found = make(f"d{size}-bf16", tile_m=80)
