@@ -68,7 +68,13 @@ def backward_alternatives(variant: Variant, target: Target) -> Iterator[dict[str
     if can_take_turns(variant):  # two products less; the tiles of what isn't deterministic
         for tiles in islice(backward_shapes(replace(variant, deterministic=False), target), 2):
             yield tiles | {"takes_turns": True}
+            yield tiles | {"takes_turns": True, "short_addresses": True}
     columns = max(variant.head_dim, variant.head_dim_v)
+    for late_copies in (False, True):  # fewer instructions between a step's barriers
+        steps = {"short_addresses": True, "late_copies": late_copies}
+        yield next(backward_shapes(variant, target)) | steps
+        if columns > 128:
+            yield backward_tiles(64, 8, 2, 4, 1, 2) | steps
     # as backward_tiles has them
     if columns <= 64:  # 32 queries at once, 64 x 128 pairs a step for twice as many warps
         shapes = [(128, 8, 2, 2, 1, 2, 1), (64, 4, 2, 1, 2, 1, 2)]

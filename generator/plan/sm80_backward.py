@@ -49,6 +49,9 @@ class Sm80BackwardPlan(Sm80Plan):
         dq_tile_n: keys of a step of the separate dQ kernel.
         takes_turns: whether a deterministic variant's blocks add to dQ in the order of their keys;
             else dQ has a kernel of its own.
+        short_addresses: whether eight threads copy a row, several chunks each, dQ's sums are at one
+            address and offsets of it, and no step divides by the size of a group of heads.
+        late_copies: whether the next step's tiles start behind the scores' product, not ahead.
     """
 
     key_atoms: int = 1
@@ -57,11 +60,13 @@ class Sm80BackwardPlan(Sm80Plan):
     num_stages: int = 2
     dq_tile_n: int = 32
     takes_turns: bool = False
+    short_addresses: bool = False
+    late_copies: bool = False
 
     pins: ClassVar[tuple[str, ...]] = (
         *Sm80Plan.pins,
         *("key_atoms", "head_splits", "score_splits", "num_stages", "dq_tile_n"),
-        "takes_turns",
+        *("takes_turns", "short_addresses", "late_copies"),
     )
 
     keep_keys: ClassVar[int] = 16
@@ -148,6 +153,12 @@ class Sm80BackwardPlan(Sm80Plan):
             keep_bytes = self.tile_m // 16 * -(-self.tile_n // 32) * 128
             buffers.append(("keep", keep_bytes, "dropout's keep bits"))
         return stack(buffers, SMEM_ALIGNMENT)
+
+    @property
+    def copies_short_rows(self) -> bool:
+        """Whether eight threads copy a row of Q and dO: with cp.async, of 64, 128 ... columns."""
+        sizes = self.variant.head_dim | self.variant.head_dim_v
+        return self.short_addresses and self.copy == "copy_async" and sizes % 64 == 0
 
     @property
     def loads_ahead(self) -> bool:
@@ -254,7 +265,7 @@ class Sm80BackwardPlan(Sm80Plan):
                 f"plan: {self.name}: expected dq_tile_n in multiples of {step}, got "
                 f"{self.dq_tile_n}."
             )
-        self._check_turns()
+        self._check_steps()
         if self.separate_dq and self.dq_smem_bytes > self.target.max_smem_bytes:
             lower = " or ".join(name for name in ("dq_tile_m", "dq_tile_n") if name in self.pins)
             raise PlanError(
@@ -268,11 +279,16 @@ class Sm80BackwardPlan(Sm80Plan):
             )
         return super().check()
 
-    def _check_turns(self) -> None:
+    def _check_steps(self) -> None:
         if self.takes_turns and not can_take_turns(self.variant):
             raise PlanError(
                 f"plan: {self.name}: expected a deterministic variant whose mask is a band of "
                 "positions and whose captures have no gradients, got another with takes_turns."
+            )
+        if self.late_copies and not self.loads_ahead:
+            raise PlanError(
+                f"plan: {self.name}: expected num_stages above 1 for late_copies, got "
+                f"{self.num_stages}."
             )
 
 

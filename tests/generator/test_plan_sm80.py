@@ -56,6 +56,13 @@ def test_buffers_do_not_overlap():
             "tile_n = 16 * key_atoms * num_warps / head_splits",
         ),
         ("d64-bf16", "backward", {"stages": 2}, "expected one of"),
+        (
+            "d64-bf16",
+            "backward",
+            {"num_stages": 1, "late_copies": True},
+            "num_stages above 1 for late_copies",
+        ),
+        ("d64-bf16", "backward", {"takes_turns": True}, "expected a deterministic variant"),
         ("d64-bf16", "forward", {"rescale": "never"}, "expected one of rows, joint, seldom"),
         ("d64-bf16", "forward", {"num_stages": 3}, "two stages at most"),
         ("d64-bf16-causal-alibi", "forward", {"paced": True}, "no pacing where a program scores"),
@@ -85,6 +92,8 @@ ALTERNATIVES = [
     ("d128-bf16-causal-alibi", "forward", {"rescale": "seldom", "short_rows": True}),
     ("d80-bf16-causal", "backward", {"key_atoms": 2, "head_splits": 2, "score_splits": 1}),
     ("d64-bf16-det", "backward", {"dq_tile_n": 64}),
+    ("d128-bf16-causal-det", "backward", {"takes_turns": True}),
+    ("d256-bf16", "backward", {"head_splits": 4, "short_addresses": True, "late_copies": True}),
 ]
 
 

@@ -41,6 +41,20 @@ def test_a_loop_is_right(key, pins, tmp_path):
             assert found.ok, f"{name}, {shape}: {found}"
 
 
+def test_a_backward_of_few_addresses_is_right(tmp_path):
+    variant, target = parse_key("d64-bf16-causal"), TARGETS["sm90"]
+    pins = {"short_addresses": True, "late_copies": True, "tile_m": 32, "num_warps": 8}
+    pins |= {"key_atoms": 1, "min_blocks": 1, "score_splits": 2, "num_stages": 2}
+    plans = [
+        plan(variant, "forward", target, family="sm80"),
+        plan(variant, "backward", target, family="sm80", pins=pins),
+    ]
+    kernel = emulated.EmulatedKernel(plans, tmp_path)
+    for shape in SHAPES:
+        for name, found in compare_call(kernel, shape, CPU).items():
+            assert found.ok, f"{name}, {shape}: {found}"
+
+
 def test_scores_that_grow_are_rescaled(tmp_path):
     kernel = emulate("d64-fp16", tmp_path, tile_n=64, **STAGED)
     for case, error in growing_scores.errors(kernel, 64, torch.float16, CPU):
