@@ -68,6 +68,12 @@ _BODIES = {
     # device/turns.cuh
     "ld_acquire": 'emu::current->waits_for = "its turn"; emu::yield(); return *place;',
     "st_release": "*place = x;",
+    # device/ordered_adds.cuh
+    "fence_async_global": "",
+    "st_shared_4": "memcpy(emu::writable(smem, 16), v, 16);",
+    "add_bulk": "emu::add_bulk(gmem, smem, kBytes);",
+    "wait_for_bulk_reads": "emu::wait_for_bulk();",
+    "wait_for_bulk": "emu::wait_for_bulk();",
     "red_add_4": "for (int i = 0; i < 4; ++i) gmem[i] += v[i];",
 }
 """Functions that are inline assembly -> what they do here."""

@@ -97,6 +97,11 @@ class Sm80BackwardPlan(Sm80Plan):
         return False
 
     @property
+    def adds_in_order(self) -> bool:
+        """Whether thread blocks add to dQ one after another, in an order that never changes."""
+        return False
+
+    @property
     def walks_tiles(self) -> bool:
         """Whether tiles of queries are classified one by one, not bounds of one loop."""
         return _walks_tiles(self.program)

@@ -106,6 +106,24 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         return "sm90/backward_convert.cu.j2" if self.transposes_dq else super().convert
 
     @property
+    def adds_in_order(self) -> bool:
+        """Whether thread blocks add to dQ one after another, in an order that never changes."""
+        return self.variant.deterministic
+
+    @property
+    def separate_dq(self) -> bool:
+        """Whether a kernel of its own computes dQ: in this family, never."""
+        return False
+
+    @property
+    def dq_places(self) -> int:
+        """Steps whose part of dQ may wait in shared memory for its turn."""
+        if not self.adds_in_order:
+            return 0
+        last = stack(self._buffers(2), 16)[-1]
+        return 2 if last.offset_bytes + last.size_bytes <= self.target.max_smem_bytes else 1
+
+    @property
     def transposes_dq(self) -> bool:
         """Whether dQ^T is computed, which leaves the number of queries free."""
         return self.tile_m not in (_GROUP_KEYS, 2 * _GROUP_KEYS)
@@ -151,6 +169,9 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     @property
     def smem(self) -> tuple[SmemBuffer, ...]:
         """K and V for good, Q and dO in stages, dS twice, row statistics, barriers."""
+        return stack(self._buffers(self.dq_places), 16)
+
+    def _buffers(self, dq_places: int) -> list[tuple[str, int, str]]:
         variant, stages = self.variant, self.num_stages
         buffers = [
             ("k", tile_bytes(self.tile_n, variant.head_dim), "K; in the end dK, then dV"),
@@ -169,8 +190,11 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         if variant.dropout:
             keep_bytes = 2 * self.tile_m // 16 * -(-self.tile_n // 32) * 128
             buffers.append(("keep", keep_bytes, "dropout's keep bits of two steps"))
-        buffers.append(("barriers", (2 + 2 * stages) * 8, "mbarriers"))
-        return stack(buffers, 16)
+        if dq_places:
+            dq_bytes = dq_places * self.tile_m * self.padded_qk * 4
+            buffers.append(("dq", dq_bytes, f"dQ of {dq_places} steps, to be added"))
+        buffers.append(("barriers", (2 + 2 * stages + 2 * dq_places) * 8, "mbarriers"))
+        return buffers
 
     @property
     def step_bytes(self) -> int:
@@ -204,6 +228,11 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         lse = next(buffer for buffer in self.smem if buffer.name == "lse")
         if end > lse.offset_bytes:
             raise PlanError(f"plan: {self.name}: dK and dV need {end} bytes at the end.")
+        if self.adds_in_order and self.transposes_dq:
+            raise PlanError(
+                f"plan: {self.name}: expected tile_m 64 or 128 where thread blocks take turns, "
+                f"got {self.tile_m}."
+            )
         return KernelPlan.check(self)
 
 
@@ -215,12 +244,14 @@ def missing(variant: Variant, asked: bool = False) -> str:
         asked: whether somebody asked for this family. Then what no GPU has been seen to compute
             right is offered too; it is never the default.
     """
+    wide = max(variant.head_dim, variant.head_dim_v) > 128
     unwritten = {
-        "deterministic variants": variant.deterministic,
+        "deterministic variants of head sizes above 128": variant.deterministic and wide,
         "gradients of captures": bool(program_for(variant).gradients),
     }
     unverified = {
-        "head sizes above 128": max(variant.head_dim, variant.head_dim_v) > 128,
+        "head sizes above 128": wide,
+        "deterministic variants": variant.deterministic,
         "layout varlen": variant.layout == "varlen",
     }
     lacks = unwritten if asked else unwritten | unverified
@@ -281,9 +312,10 @@ def candidates(
     yield shipped
     yield first
     yield replace(shipped, last_flag=True)
-    for tile_m in (first.tile_m, *((80,) if plain and large else ())):
+    ordered = first.adds_in_order
+    for tile_m in (first.tile_m, *((80,) if plain and large and not ordered else ())):
         tiles = replace(first, tile_m=tile_m, short_addresses=not busy)  # where registers are left
-        others = _alternatives(tiles, ragged, small)
+        others = _alternatives(tiles, ragged or (ordered and plain), small)
         yield from legal(other for other in others if other not in (shipped, first))
 
 

@@ -91,12 +91,20 @@ struct Copy {
     int coordinates[4];
 };
 
+struct Addition {
+    unsigned thread;
+    float* gmem;
+    uint32_t smem;
+    int bytes;
+};
+
 struct Block {
     std::vector<Fiber> fibers;
     std::vector<WarpExchange> warps;
     std::map<uint32_t, Mbarrier> mbarriers;
     NamedBarrier named[16];
     std::deque<Copy> copies;
+    std::deque<Addition> additions;
     uint8_t* smem = nullptr;
     int smem_bytes = 0;
     uint64_t progress = 0;

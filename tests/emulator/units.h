@@ -87,6 +87,39 @@ inline void load_box(uint32_t smem, const CUtensorMap* map, uint32_t barrier, in
     }
 }
 
+// Adds floats of shared memory to global memory, as early or as late as wait_for_bulk().
+inline void perform(const Addition& addition) {
+    for (int i = 0; i < addition.bytes / 4; ++i) {
+        float value;
+        memcpy(&value, at(addition.smem + i * 4, 4), 4);
+        addition.gmem[i] += value;
+    }
+}
+inline void add_bulk(float* gmem, uint32_t smem, int bytes) {
+    if (smem % 16 != 0 || reinterpret_cast<uintptr_t>(gmem) % 16 != 0) {
+        fail("a bulk addition that is not 16-byte aligned", smem);
+    }
+    const Addition addition = {current->index, gmem, smem, bytes};
+    ++block.progress;
+    if (late) {
+        block.additions.push_back(addition);
+    } else {
+        perform(addition);
+    }
+}
+inline void wait_for_bulk() {
+    std::deque<Addition> others;
+    for (const Addition& addition : block.additions) {
+        if (addition.thread == current->index) {
+            perform(addition);
+        } else {
+            others.push_back(addition);
+        }
+    }
+    block.additions.swap(others);
+    ++block.progress;
+}
+
 // ---- wgmma ----
 struct Wgmma {
     float* acc;

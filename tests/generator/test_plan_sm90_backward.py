@@ -75,7 +75,7 @@ def test_what_it_lacks_falls_back_and_says_so(key, why):
     assert found.reason == f"fallback: family sm90 has no backward for {why}"
 
 
-@pytest.mark.parametrize("key", ["d64-bf16-varlen-causal", "d128-fp16-varlen"])
+@pytest.mark.parametrize("key", ["d64-bf16-varlen-causal", "d128-fp16-varlen", "d64-bf16-det"])
 def test_what_no_gpu_has_run_is_there_for_those_who_ask(key):
     assert plan(parse_key(key), "backward", SM90).family == "sm80"
     assert plan(parse_key(key), "backward", SM90, family="sm90").family == "sm90"
@@ -129,6 +129,15 @@ def test_eighty_queries_have_all_of_dq_in_whole_pages():
         (product,) = (one for one in found.products if one.name == "wgmma_dq")
         assert product.width == 80 and product.a_transposed
     assert not make("d128-bf16").transposes_dq and not make("d64-bf16").transposes_dq
+
+
+def test_deterministic_variants_have_room_for_two_parts_of_dq():
+    for size in (64, 96, 128):
+        found = make(f"d{size}-bf16-det")
+        assert found.adds_in_order and not found.separate_dq and found.dq_places == 2
+        assert found.smem_bytes <= SM90.max_smem_bytes
+    with pytest.raises(PlanError, match="expected tile_m 64 or 128 where thread blocks take turns"):
+        make("d128-bf16-det", tile_m=80)
 
 
 @pytest.mark.parametrize("key", ["d64-bf16", "d128-bf16-dropout"])

@@ -14,6 +14,7 @@ from flashgen.generator.spec import load_specs
 from flashgen.generator.variant import parse_key
 from flashgen.runtime.build import BuildRequest, build
 from flashgen.runtime.kernel import Kernel
+from flashgen.runtime.samples import random_inputs
 from flashgen.runtime.verify import Shape, compare_call
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
@@ -44,7 +45,10 @@ SHAPES = (
 
 UNVERIFIED = (  # of no default yet
     *("d128-bf16-varlen-causal", "d64-fp16-varlen", "d96-bf16-varlen-window100x0-sink"),
-    *("d128-fp16-varlen-causal-dropout", "d64-bf16-varlen-softcap30", "d40-bf16-varlen-causal"),
+    *("d128-bf16-causal-det", "d64-fp16-det", "d96-bf16-window100x0-det", "d64-bf16-causal-det"),
+    *("d128-bf16-varlen-causal-det", "d64-bf16-blockmask64x64-det", "d128-fp16-det"),
+    *("d72-fp16-causal-sink-dropout-det", "d128-fp16-varlen-causal-dropout"),
+    *("d64-bf16-varlen-softcap30", "d40-bf16-varlen-causal"),
 )
 
 
@@ -132,3 +136,22 @@ def test_packed_sequences_keep_out_of_each_other(device):
         assert found[40:350].isnan().any() and not found[1000:].any()
         same = torch.equal if name != "dq" else lambda x, y: torch.allclose(x, y, atol=1e-2)
         assert same(found[:40], wanted[:40]) and same(found[350:1000], wanted[350:1000])
+
+
+@pytest.mark.parametrize("key", [key for key in UNVERIFIED if key.endswith("-det")])
+@pytest.mark.usefixtures("built")
+def test_every_call_gives_the_same_bits(device, key):
+    kernel = Kernel(parse_key(key), device, family="sm90")
+    for shape in (Shape(4, 16, 4, 2048, 2048), Shape(2, 3, 3, 5000, 700)):
+        if kernel.variant.layout == "varlen":
+            shape = replace(shape, seqlen_q=1000)
+        data = random_inputs(kernel.variant, shape, device, seed=1)
+        dropout = {"dropout_p": 0.2, "seed": 3, "offset": 0} if "dropout" in key else {}
+        out, lse, rng_state = kernel.forward(data.q, data.k, data.v, **data.arguments, **dropout)
+        more = {"dropout_p": 0.2, "rng_state": rng_state} if dropout else {}
+        tensors = (data.dout, data.q, data.k, data.v, out, lse)
+        first = kernel.backward(*tensors, **data.arguments, **more)
+        for _ in range(5):
+            again = kernel.backward(*tensors, **data.arguments, **more)
+            for name in ("dq", "dk", "dv"):
+                assert torch.equal(getattr(again, name), getattr(first, name)), (name, shape)

@@ -1,0 +1,63 @@
+"""Deterministic backwards of family sm90: thread blocks add to dQ in the order of their keys."""
+
+from __future__ import annotations
+
+import emulated
+import pytest
+import torch
+
+from flashgen.generator.arch import TARGETS
+from flashgen.generator.plan import plan
+from flashgen.generator.variant import PASSES, parse_key
+from flashgen.runtime.samples import Shape
+from flashgen.runtime.verify import compare_call
+
+pytestmark = pytest.mark.nvcc
+CPU = torch.device("cpu")
+WAIT = "while (ld_acquire(p.added + tile) != before + 1)"
+
+
+def emulate(key, folder, passes=PASSES):
+    plans = [plan(parse_key(key), name, TARGETS["sm90"], family="sm90") for name in passes]
+    assert plans[-1].adds_in_order
+    return emulated.EmulatedKernel(plans, folder)
+
+
+def test_masks_scores_and_dropout_are_right(tmp_path):
+    kernel = emulate("d72-bf16-window90x9-sink-dropout-det", tmp_path)
+    for late, blocks in ((True, 1), (False, 7)):
+        kernel.work_late(late)
+        kernel.run_at_once(blocks, 1)
+        found = compare_call(kernel, Shape(1, 2, 1, 113, 403), CPU, backward=True)
+        wrong = [f"{name}: {one}" for name, one in found.items() if not one.ok]
+        assert not wrong, wrong
+
+
+def dq_of(kernel, blocks, seed):
+    """dQ of one and the same call, with so many thread blocks at once."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v, dout = (
+        torch.randn(1, length, 1, 16, generator=generator).to(torch.bfloat16)
+        for length in (150, 520, 520, 150)
+    )
+    # What two tiles of keys add is large and cancels, so the order shows.
+    k[:, 128:256], v[:, 128:256] = k[:, :128], -v[:, :128]
+    v[:, :256] *= 2.0**18
+    out, lse = torch.zeros_like(q), torch.full((1, 1, 150), 6.0)  # as good as the right ones
+    kernel.run_at_once(blocks, seed)
+    return kernel.backward(dout, q, k, v, out, lse).dq
+
+
+def test_no_order_of_blocks_changes_a_bit(tmp_path, monkeypatch):
+    kernel = emulate("d16-bf16-det", tmp_path / "right", PASSES[1:])
+    expected = dq_of(kernel, 1, 0)
+    schedules = ((5, 1), (5, 2), (3, 3))
+    for blocks, seed in schedules:
+        assert torch.equal(dq_of(kernel, blocks, seed), expected), f"{blocks} blocks, seed {seed}"
+
+    on_cpu = emulated.on_cpu
+    monkeypatch.setattr(
+        emulated, "on_cpu", lambda text, bf16: on_cpu(text.replace(WAIT, "while (false)"), bf16)
+    )
+    kernel = emulate("d16-bf16-det", tmp_path / "without_a_wait", PASSES[1:])
+    assert any(not torch.equal(dq_of(kernel, *schedule), expected) for schedule in schedules)
