@@ -7,17 +7,19 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import filelock
 
 from ..generator.errors import CacheError, CompileError, FlashgenError, ToolchainError
 from .artifact import Artifact
-from .cache import BATCHES, Cache, writing
+from .cache import BATCHES, Cache, find_at, writing
 from .compile_unit import Job, conclude, edge_for, refuse_lost_speed, write_sources
 from .jobs import default_jobs
 from .log import logger
 from .ninja_file import Edge, ninja_text, run_ninja
+from .remembered import recall, remember, sources_state
 from .toolchain import toolchain_for
 from .unit import BuildRequest, Unit, compiler_fingerprint, prepare
 
@@ -58,7 +60,7 @@ def find(
         CacheError: when the environment names no cache.
     """
     cache = cache or Cache.default()
-    return _Wanted(request, cache, cuda_home).lookup(cache)
+    return _Wanted(request, cache, cuda_home, sources_state()).lookup(cache)
 
 
 def build(
@@ -91,7 +93,8 @@ def build(
         CompileError: when a unit fails; names the key, first error line, source and log.
     """
     cache = cache or Cache.default()
-    wanted = [_Wanted(request, cache, cuda_home) for request in requests]
+    sources = sources_state()
+    wanted = [_Wanted(request, cache, cuda_home, sources) for request in requests]
     found: dict[tuple[str, str], Artifact] = {}
     missing: dict[tuple[str, str], Job] = {}
     for one in wanted:
@@ -113,22 +116,41 @@ def build(
 class _Wanted:
     """A request with its unit and what can compile it, or why nothing can."""
 
-    def __init__(self, request: BuildRequest, cache: Cache, cuda_home: Path | None) -> None:
+    def __init__(
+        self, request: BuildRequest, cache: Cache, cuda_home: Path | None, sources: str
+    ) -> None:
         self.request = request
-        self.unit: Unit = prepare(request, cache.template_cache)
         self.compiler: str | None = None
+        self._cache = cache
+        self._sources = sources
+        self._known = recall(cache.root, request, sources)
+        if self._known is None:
+            self.unit  # noqa: B018  (a request that has no plan is told before a missing compiler)
         try:
             self.toolchain = toolchain_for(request.target, cuda_home=cuda_home)
             self.compiler = compiler_fingerprint(self.toolchain.identity)
         except ToolchainError as error:
             self.problem = error  # raised only where something must be compiled
 
+    @cached_property
+    def unit(self) -> Unit:
+        return prepare(self.request, self._cache.template_cache)
+
     @property
     def identity(self) -> tuple[str, str]:
-        return self.unit.source_fingerprint, self.compiler or ""
+        place = self._known.place if self._known is not None else self.unit.place
+        return place.source_fingerprint, self.compiler or ""
 
     def lookup(self, cache: Cache) -> Artifact | None:
-        return cache.lookup(self.unit, self.compiler)
+        known = self._known
+        if known is not None and cache.root is not None:
+            artifact = find_at(cache.root, known.place, self.compiler, known.is_sound)
+            if artifact is not None:
+                return artifact
+        artifact = cache.lookup(self.unit, self.compiler)
+        if artifact is not None and cache.root in artifact.directory.parents:
+            remember(cache.root, self.request, self._sources, self.unit.place, artifact.library)
+        return artifact
 
     def job(self, refusals: Sequence[str] = ()) -> Job:
         """What compiles it; ``refusals`` say why nothing prebuilt serves."""

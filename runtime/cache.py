@@ -3,7 +3,7 @@
     <root>/<target>/<name>-<fingerprint>-<unique>/   source, headers, library, build.log, manifest
     <root>/pointers/<target>/<family>/<pass>/<key>@<source>-<compiler>.json
     <root>/tuned/<device>/<target>/<family>/<pass>/<key>.json   what `flashgen tune` found
-    <root>/{locks,batches,templates,toolchain,specs}/  helpers, safe to delete when nothing runs
+    <root>/{locks,batches,templates,toolchain,units,specs}/  helpers, safe to delete while idle
 
 An artifact's directory is written once and never again: its manifest comes last, then the pointer
 is replaced. So a lookup needs no lock, and a rebuilt binary has a new path, which a process that
@@ -13,7 +13,7 @@ has mapped the old one needs in order to see the new code.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from .artifact import Artifact, file_fault, read_artifact, read_pointer
 from .atomic import sync, write_atomic
 from .manifest import MANIFEST_NAME, Manifest, Pointer, combined_fingerprint, encode, sha256
 from .spec_index import INDEX
-from .unit import Unit
+from .unit import Place, Unit
 
 POINTERS = "pointers"
 LOCKS = "locks"
@@ -34,7 +34,8 @@ BATCHES = "batches"
 TEMPLATES = "templates"
 TOOLCHAIN = "toolchain"
 TUNED = "tuned"
-SERVICE_DIRECTORIES = (POINTERS, LOCKS, BATCHES, TEMPLATES, TOOLCHAIN, TUNED, INDEX)
+UNITS = "units"
+SERVICE_DIRECTORIES = (POINTERS, LOCKS, BATCHES, TEMPLATES, TOOLCHAIN, TUNED, UNITS, INDEX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Cache:
             compiler: fingerprint of this machine's toolchain; None where there is none, and then
                 any compiler's will do.
         """
-        found = None if self.root is None else _find(self.root, unit, compiler)
+        found = None if self.root is None else find_at(self.root, unit.place, compiler)
         for root in self.prebuilt:
             found = found or _find_prebuilt(root, unit, compiler)
         return found
@@ -126,7 +127,7 @@ class Cache:
             manifest.source_fingerprint,
             manifest.compiler_fingerprint,
         )
-        path = _pointer_directory(root, unit) / _pointer_name(unit, pointer)
+        path = _pointer_directory(root, unit.place) / _pointer_name(unit.place, pointer)
         with writing(root):
             sync(directory / manifest.library)
             write_atomic(directory / MANIFEST_NAME, data)
@@ -169,12 +170,22 @@ def writing(root: Path) -> Iterator[None]:
 def _find_prebuilt(root: Path, unit: Unit, compiler: str | None) -> Artifact | None:
     if bundle.is_bundle(root):
         return bundle.lookup(root, unit)
-    return _find(root, unit, compiler) or _find(root, unit, None)
+    return find_at(root, unit.place, compiler) or find_at(root, unit.place, None)
 
 
-def _find(root: Path, unit: Unit, compiler: str | None) -> Artifact | None:
-    directory = _pointer_directory(root, unit)
-    stem = _pointer_stem(unit)
+def find_at(
+    root: Path, place: Place, compiler: str | None, sound: Callable[[Path], bool] | None = None
+) -> Artifact | None:
+    """The sound artifact of ``place`` in the cache at ``root``, or None.
+
+    Args:
+        root: of the cache.
+        place: what is wanted.
+        compiler: as `Cache.lookup` takes it.
+        sound: whether a library needs no look at its checksum.
+    """
+    directory = _pointer_directory(root, place)
+    stem = _pointer_stem(place)
     if compiler is not None:
         pointers = [directory / f"{stem}{compiler[:8]}.json"]
     else:
@@ -186,24 +197,27 @@ def _find(root: Path, unit: Unit, compiler: str | None) -> Artifact | None:
         pointer = read_pointer(path)
         if (
             pointer is None
-            or pointer.source_fingerprint != unit.source_fingerprint
+            or pointer.source_fingerprint != place.source_fingerprint
             or (compiler is not None and pointer.compiler_fingerprint != compiler)
         ):
             continue
         artifact = read_artifact(root, pointer)
-        if artifact is not None and file_fault(artifact, artifact.manifest.library) is None:
+        if artifact is None:
+            continue
+        if sound is not None and sound(artifact.library):
+            return artifact
+        if file_fault(artifact, artifact.manifest.library) is None:
             return artifact
     return None
 
 
-def _pointer_directory(root: Path, unit: Unit) -> Path:
-    chosen = unit.plan
-    return root / POINTERS / chosen.target.name / chosen.family / chosen.pass_name
+def _pointer_directory(root: Path, place: Place) -> Path:
+    return root / POINTERS / place.target / place.family / place.pass_name
 
 
-def _pointer_stem(unit: Unit) -> str:
-    return f"{unit.plan.variant.key}@{unit.source_fingerprint[:16]}-"
+def _pointer_stem(place: Place) -> str:
+    return f"{place.key}@{place.source_fingerprint[:16]}-"
 
 
-def _pointer_name(unit: Unit, pointer: Pointer) -> str:
-    return f"{_pointer_stem(unit)}{pointer.compiler_fingerprint[:8]}.json"
+def _pointer_name(place: Place, pointer: Pointer) -> str:
+    return f"{_pointer_stem(place)}{pointer.compiler_fingerprint[:8]}.json"

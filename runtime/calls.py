@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from ..generator.variant import PASSES, Variant, parse_key
 from . import arguments, bodies, ops
 from .captures import NO_EXTRAS, Signature, refuse_lost_gradients, signature_of
-from .catalogue import find_one
+from .catalogue import find_for_load
 from .kernel import Kernel
 
 Found: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # out, lse, rng_state
@@ -228,7 +228,7 @@ def make_kernel(
     """`find_kernel`, anew."""
     variant, spec = bodies.variant_of(key), None
     if variant is None:
-        entry = find_one(key, ())
+        entry = find_for_load(key, ())
         variant, spec = entry.variant, entry.spec
     return Kernel(variant, device, spec=spec, family=family, passes=passes)
 

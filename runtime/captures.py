@@ -17,6 +17,7 @@ from ..generator.ir.nodes import Load, Name
 from ..generator.ir.ranges import MAX_PARAM
 from ..generator.ir.types import plain, walk
 from ..generator.program import Program, ProgramCapture, program_for
+from ..generator.program.presets import preset_captures, preset_params
 from ..generator.variant import Variant
 from . import varlen
 
@@ -295,6 +296,17 @@ def signature_of(variant: Variant) -> Signature:
         names + tuple(capture.name for capture in program.captures),
         tuple(param.name for param in program.params),
         gradients + tuple(capture.name for capture in program.captures if capture.grad),
+    )
+
+
+def takes_more(variant: Variant) -> bool:
+    """Whether calls of ``variant`` take keyword arguments that its program reads."""
+    return bool(
+        variant.layout == "varlen"
+        or variant.sink
+        or variant.body is not None
+        or preset_captures(variant)
+        or preset_params(variant)
     )
 
 

@@ -114,10 +114,9 @@ class Catalogue:
 
     def _parsed(self, name: str) -> CatalogueEntry:
         try:
-            variant = parse_key(name)
+            return _parsed(name)
         except SpecError as error:
             raise SpecError(self._unknown(name, error)) from None
-        return CatalogueEntry(variant, Spec(variant.key, "<key>", 1, (variant,)))
 
     def _with_other_bodies(self, name: str) -> str:
         """Of a key that ends in the hash of a body: those at hand that differ in it alone."""
@@ -174,6 +173,32 @@ def find_one(name: str, extra: Iterable[Path] = ()) -> CatalogueEntry:
         return Catalogue(tuple(specs)).find_one(name)
     except SpecError:
         return _bundled(name) or Catalogue.load(extra).find_one(name)  # which says what is near
+
+
+def find_for_load(name: str, extra: Iterable[Path] = ()) -> CatalogueEntry:
+    """`find_one`, with an empty spec where that says all: of a key that no spec adds anything to.
+
+    Then no file is read, which takes longer than all else that is done to find a kernel.
+
+    Raises:
+        SpecError: as `find_one`.
+    """
+    extra = tuple(extra)
+    index = SpecIndex.read()
+    last = None
+    for file in _all_files(extra):
+        known = index.known(file, state_of(file))
+        if known is None:
+            return find_one(name, extra)
+        last = known if known.lists(name) else last
+    if last is None or name not in last.plain:
+        return find_one(name, extra)
+    return _parsed(name)
+
+
+def _parsed(key: str) -> CatalogueEntry:
+    variant = parse_key(key)
+    return CatalogueEntry(variant, Spec(variant.key, "<key>", 1, (variant,)))
 
 
 def _bundled(name: str) -> CatalogueEntry | None:

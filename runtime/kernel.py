@@ -14,7 +14,7 @@ from ..generator.variant import PASSES, Variant
 from . import arguments, ops
 from .block_mask import block_mask
 from .captures import NO_EXTRAS, Extras, refuse_lost_gradients
-from .catalogue import find_one
+from .catalogue import find_for_load
 from .devices import device_named
 from .passes import PassRunner
 from .repeats import repeated
@@ -74,7 +74,7 @@ def load(
             f"got {type(name).__name__}. `flashgen list` shows them."
         )
     place = device_named(device)
-    entry = find_one(str(name), (Path(place) for place in specs))
+    entry = find_for_load(str(name), (Path(place) for place in specs))
     return Kernel(entry.variant, place, spec=entry.spec, family=family)
 
 

@@ -13,7 +13,7 @@ from ..generator.spec import Spec
 from ..generator.variant import Variant
 from . import arguments
 from .arguments import usable
-from .captures import signature_of
+from .captures import Signature, signature_of, takes_more
 from .devices import target_of
 from .launch import (
     MAX_LAUNCHES,
@@ -55,10 +55,14 @@ class PassRunner:
         self.key = variant.key
         self.target: Target = target_for_family(target_of(device), family)
         self.handle = self.key if family is None else f"{self.key}@{family}"
-        self._signature = signature_of(variant)
-        self.gradient_slots = self._signature.gradient_slots
-        self.integral = tuple(param.type == "int" for param in self._signature.program.params)
-        self._takes_more = bool(self._signature.tensors or self._signature.params)
+        self._takes_more = takes_more(variant)
+        self._known_signature = signature_of(variant) if self._takes_more else None
+        self.gradient_slots: tuple[int, ...] = ()
+        self.integral: tuple[bool, ...] = ()
+        if self._known_signature is not None:
+            self.gradient_slots = self._known_signature.gradient_slots
+            params = self._known_signature.program.params
+            self.integral = tuple(param.type == "int" for param in params)
         self.default_scale = arguments.scale_of(variant, None)
         self._packed = variant.layout == "varlen"
         self._spec = spec
@@ -69,6 +73,11 @@ class PassRunner:
         self._switches_device = False
         self._lock = threading.Lock()
         self._load(_indexed(device), passes)
+
+    @property
+    def _signature(self) -> Signature:
+        """How calls are made; its program takes a while, and most variants take nothing more."""
+        return self._known_signature or signature_of(self.variant)
 
     def run_forward(
         self,

@@ -7,7 +7,6 @@ the cache makes its own directories when it first writes.
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
 from ..generator.errors import CacheError, FlashgenError
@@ -53,19 +52,25 @@ def prebuilt_specs() -> tuple[Path, ...]:
 @cache
 def shipped_specs() -> Path:
     """The folder of the shipped specs."""
-    return Path(str(resources.files("flashgen.specs")))
+    return _package() / "specs"
 
 
 @cache
 def shipped_templates() -> Path:
     """The folder of the shipped templates and device headers."""
-    return Path(str(resources.files("flashgen.templates")))
+    return _package() / "templates"
 
 
 @cache
 def integration_bodies() -> Path:
     """The file of the masks and biases that integrations put variants together from."""
-    return Path(str(resources.files("flashgen.integrations"))) / "bodies.yaml"
+    return _package() / "integrations" / "bodies.yaml"
+
+
+@cache
+def _package() -> Path:
+    """The installed package, or src/flashgen: this file is in a folder, or behind a link, of it."""
+    return Path(__file__).parent.parent  # not importlib.resources, which takes a millisecond
 
 
 def generated_folder() -> Path:

@@ -7,6 +7,7 @@ wants one kernel reads the one or two files that list it. What isn't remembered 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -16,6 +17,7 @@ import msgspec
 
 from ..generator.errors import CacheError
 from ..generator.spec import Spec
+from ..generator.variant import PASSES
 from ..generator.version import VERSION
 from . import paths
 from .atomic import write_atomic
@@ -29,15 +31,24 @@ class FileState(msgspec.Struct, frozen=True):
     """What differs between two contents of a file, as the file system tells it."""
 
     modified_ns: int
+    changed_ns: int
     size_bytes: int
     inode: int
 
 
 class IndexedFile(msgspec.Struct, frozen=True):
-    """The names and keys of one spec file, and its state when it was read."""
+    """One spec file.
+
+    Attributes:
+        state: when it was read.
+        names: of its specs, and the keys of their variants.
+        plain: the keys of presets whose last spec here adds nothing to them: neither a choice of
+            passes nor a tuning.
+    """
 
     state: FileState
     names: tuple[str, ...]
+    plain: tuple[str, ...] = ()
 
     def lists(self, name: str) -> bool:
         """Whether ``name`` is a spec or a key of it."""
@@ -61,14 +72,14 @@ class SpecIndex(msgspec.Struct, frozen=True):
 
     def known(self, file: Path, state: FileState | None) -> IndexedFile | None:
         """What is remembered of ``file`` if it was in ``state`` then."""
-        found = self.files.get(str(file.absolute()))
+        found = self.files.get(str(file if file.is_absolute() else file.absolute()))
         return found if found is not None and found.state == state else None
 
     def remember(self, read: Iterable[tuple[Path, FileState | None, tuple[Spec, ...]]]) -> None:
         """Keep the names of files that were ``read``; a cache that can't be written keeps none."""
         settled = time.time_ns() - SETTLED_NS
         new = {
-            str(file.absolute()): IndexedFile(state, _names(specs))
+            str(file.absolute()): IndexedFile(state, _names(specs), _plain(specs))
             for file, state, specs in read
             if state is not None and state.modified_ns < settled
         }
@@ -84,15 +95,24 @@ class SpecIndex(msgspec.Struct, frozen=True):
 def state_of(file: Path) -> FileState | None:
     """The state of ``file``, taken before it is read; None where it can't be had."""
     try:
-        status = file.stat()
+        status = os.stat(file)  # noqa: PTH116  (Path.stat takes twice as long, for every spec)
     except OSError:
         return None
-    return FileState(status.st_mtime_ns, status.st_size, status.st_ino)
+    return FileState(status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
 
 
 def _names(specs: tuple[Spec, ...]) -> tuple[str, ...]:
     keys = (variant.key for spec in specs for variant in spec.variants)
     return tuple(dict.fromkeys((*(spec.name for spec in specs), *keys)))
+
+
+def _plain(specs: tuple[Spec, ...]) -> tuple[str, ...]:
+    last = {
+        variant.key: variant.body is None and spec.passes == PASSES and not spec.tuning
+        for spec in specs
+        for variant in spec.variants
+    }
+    return tuple(key for key, adds_nothing in last.items() if adds_nothing)
 
 
 def _path() -> Path:

@@ -26,6 +26,7 @@ from . import manifest
 from .atomic import write_atomic
 
 BINDING_PACKAGE = "apache-tvm-ffi"
+BINDING_MODULE = "tvm_ffi"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,16 @@ class BuildRequest:
         )
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Where the cache looks a binary up: by what it is, and what it was made from."""
+
+    target: str
+    family: str
+    pass_name: str
+    key: str
+    source_fingerprint: str
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A translation unit: what a request comes to, ready to look up or to compile."""
@@ -75,6 +86,13 @@ class Unit:
     def flags(self) -> tuple[str, ...]:
         """The compiler's flags, all but paths."""
         return build_flags(self.plan)
+
+    @property
+    def place(self) -> Place:
+        """Where its binary is looked up."""
+        chosen = self.plan
+        where = (chosen.target.name, chosen.family, chosen.pass_name, chosen.variant.key)
+        return Place(*where, self.source_fingerprint)
 
     @property
     def library_name(self) -> str:
@@ -149,7 +167,7 @@ def binding_abi() -> str:
 @cache
 def binding_root() -> Path:
     """Directory of the binding's package, which holds include/ and lib/; not imported for it."""
-    spec = importlib.util.find_spec("tvm_ffi")
+    spec = importlib.util.find_spec(BINDING_MODULE)
     if spec is None or spec.origin is None:
         raise ToolchainError(
             f"toolchain: expected the package {BINDING_PACKAGE}, found none. "

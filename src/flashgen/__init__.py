@@ -6,10 +6,13 @@ command line stays quick.
 
 from __future__ import annotations
 
+import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .generator.version import VERSION as __version__
+
+IMPORTED_NS = time.time_ns()  # modules are what their files were then
 
 if TYPE_CHECKING:
     from .runtime.attention import attention

@@ -9,7 +9,7 @@ import pytest
 
 from flashgen.generator.errors import SpecError
 from flashgen.runtime import catalogue, spec_index
-from flashgen.runtime.catalogue import Catalogue, find_one
+from flashgen.runtime.catalogue import Catalogue, find_for_load, find_one
 
 MINE = "name: mine\nhead_dim: 80\ndtype: bf16\ncausal: true\n"
 
@@ -120,3 +120,29 @@ def test_a_cache_that_can_not_be_written_serves(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "file" / "below"))
     assert find_one("gpt2").key == "d64-fp16-causal-dropout"
+
+
+def test_a_key_that_no_spec_adds_to_is_found_without_reading(tmp_path, files_read):
+    find_one("gpt2")
+    files_read.clear()
+    assert find_for_load("d128-bf16-causal").spec.path == "<key>"
+    assert files_read == []
+    folder = tmp_path / "specs"
+    write(folder, "a.yaml", MINE.replace("80", "128") + "passes: forward\n")
+    for _ in range(2):
+        entry = find_for_load("d128-bf16-causal", [folder])
+        assert (entry.spec.name, entry.spec.passes) == ("mine", ("forward",))
+    write(folder, "b.yaml", MINE.replace("80", "128").replace("mine", "later"))
+    for path in ("b.yaml", "<key>"):  # the last one counts, and says nothing
+        entry = find_for_load("d128-bf16-causal", [folder])
+        assert entry.spec.path.endswith(path) and entry.spec.passes == ("forward", "backward")
+
+
+def test_names_and_bodies_are_loaded_as_they_are_found():
+    whole = Catalogue.load()
+    find_one("gpt2")
+    for entry in whole.entries:
+        found = find_for_load(entry.key)
+        assert found.variant == entry.variant and found.spec.passes == entry.spec.passes
+        assert found.spec.tuning == entry.spec.tuning
+    assert find_for_load("gpt2") == find_one("gpt2")
