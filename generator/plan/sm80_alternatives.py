@@ -7,13 +7,11 @@ With nvcc 13.0 none of them spills on sm80 or sm90 at the sizes that page names.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from ..arch import Target
 from ..variant import Variant
-from .sm80_backward import backward_shapes, backward_tiles, can_take_turns
+from .sm80_backward import backward_shapes, backward_tiles
 from .sm80_forward import forward_shapes, forward_tiles
 
 # num_stages, paced, short_rows, rescale of a loop over the same tiles
@@ -65,10 +63,6 @@ def _spills(loop: tuple[int, bool, bool, str], variant: Variant, target: Target)
 
 def backward_alternatives(variant: Variant, target: Target) -> Iterator[dict[str, Any]]:
     """Tiles of the backward, a dict of `Sm80BackwardPlan` fields each."""
-    if can_take_turns(variant):  # two products less; the tiles of what isn't deterministic
-        for tiles in islice(backward_shapes(replace(variant, deterministic=False), target), 2):
-            yield tiles | {"takes_turns": True}
-            yield tiles | {"takes_turns": True, "short_addresses": True}
     columns = max(variant.head_dim, variant.head_dim_v)
     for late_copies in (False, True):  # fewer instructions between a step's barriers
         steps = {"short_addresses": True, "late_copies": late_copies}

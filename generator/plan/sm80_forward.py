@@ -166,8 +166,8 @@ def _loop(variant: Variant, target: Target, key_splits: int) -> dict[str, Any]:
 
     A lazy maximum won everywhere. Two stages take 96 KiB at d128, of which sm90 has room for two
     thread blocks. With nvcc 13.0 lazy maxima spill where the loop isn't paced: before sm90 above 96
-    columns without a causal mask and above 128 beside dropout, on sm100 up to 128 columns beside
-    dropout; there, at those sizes, other copies spill too.
+    columns without a causal mask and above 128 beside dropout, from sm100 on up to 128 columns
+    beside dropout; there, at those sizes, other copies spill too.
     """
     program = program_for(variant)
     columns = max(variant.head_dim, variant.head_dim_v)
@@ -175,7 +175,7 @@ def _loop(variant: Variant, target: Target, key_splits: int) -> dict[str, Any]:
     whole = variant.head_dim % 64 == variant.head_dim_v % 64 == 0
     walks = program.tile_test is not None or program.band.lower is not None
     paced = whole and not walks and program.score is None and key_splits == 1
-    if target.capability >= (10, 0) and 64 < columns <= 128:
+    if target.capability >= (10, 0) and columns <= 128:
         paced = whole = False
     elif columns <= 64:
         paced = paced and (causal or dropout)

@@ -250,7 +250,6 @@ def missing(variant: Variant, asked: bool = False) -> str:
         "gradients of captures": bool(program_for(variant).gradients),
     }
     unverified = {
-        "head sizes above 128": wide,
         "deterministic variants": variant.deterministic,
         "layout varlen": variant.layout == "varlen",
     }
