@@ -701,7 +701,8 @@ bool launch_kernels(Arguments& in, const Call& call) {
         const Grid grid = {count * tiles_n, kNumThreads, kSmemBytes};
         const cudaStream_t stream = current_stream(a.device);
         const size_t turns_bytes = (1 + grid.blocks) * sizeof(int);
-        if (!check_cuda(in, cudaMemsetAsync(p.turns, 0, turns_bytes, stream), "memset")) return false;
+        if (!check_cuda(in, cudaMemsetAsync(p.turns, 0, turns_bytes, stream), "memset"))
+            return false;
         if (!launch_kernel<kMainKernel>(in, a.device, grid, p)) return false;
         const Grid convert_grid = {count * tiles_m, kConvertThreads, 0};
         if (!launch_kernel<kConvertKernel>(in, a.device, convert_grid, p)) return false;
