@@ -10,7 +10,6 @@
 // from registers, and, through shared memory, those of the warps that share its keys.
 #include "device/copy_async.cuh"
 #include "device/product.cuh"
-#include "device/turns.cuh"
 #include "device/view.cuh"
 #include "host/attention_args.h"
 #include "host/launch.cuh"
@@ -62,8 +61,7 @@ constexpr int kLseOffset = 104448;  // 256: 1 tiles of lse
 constexpr int kDeltaOffset = 104704;  // 256: 1 tiles of delta
 constexpr int kPOffset = 104960;  // 18432: P, transposed
 constexpr int kDsOffset = 123392;  // 18432: dS, transposed
-constexpr int kTurnOffset = 141824;  // 4: which block this is
-constexpr int kSmemBytes = 141828;
+constexpr int kSmemBytes = 141824;
 
 // ---- Program ----
 // score = score
@@ -117,6 +115,20 @@ FLASHGEN_HOOK Range visible_queries(const Head& head, int kv_begin, int kv_end) 
     return {begin, max(begin, end)};
 }
 
+// Keys that some query of [q_begin, q_end) may see.
+FLASHGEN_HOOK Range visible_keys(const Head& head, int q_begin, int q_end) {
+    const int begin = 0;
+    const int end = min(head.kv_len, q_end + (head.kv_len - head.q_len));
+    return {begin, max(begin, end)};
+}
+
+// Keys that every query of [q_begin, q_end) sees.
+[[maybe_unused]] FLASHGEN_HOOK Range full_keys(const Head& head, int q_begin, int q_end) {
+    const int begin = 0;
+    const int end = min(head.kv_len, q_begin + 1 + (head.kv_len - head.q_len));
+    return {begin, max(begin, end)};
+}
+
 struct Params {
     View<const Element> q;  // [batch, seqlen_q, num_heads, kHeadDim]
     View<const Element> k;  // [batch, seqlen_k, num_heads_kv, kHeadDim]
@@ -127,7 +139,6 @@ struct Params {
     const float* lse;  // [batch, num_heads, seqlen_q], natural log
     const float* dlse;  // like lse, or null
     float* delta;  // [batch, num_heads, num_tiles_m * kTileM]
-    float* dq_accum;  // [batch, num_heads, num_tiles_m] tiles, see dq_block
     unsigned num_heads, num_heads_kv;
     unsigned group;  // num_heads / num_heads_kv
     unsigned num_tiles_m, num_tiles_n;
@@ -135,9 +146,7 @@ struct Params {
     float softmax_scale;
     float softmax_scale_log2;  // softmax_scale * log2(e)
     int first_batch;  // of this launch
-    unsigned section;  // K/V heads whose thread blocks are dealt out together
-    unsigned num_sequence_heads;  // K/V heads of all elements of this launch's batch
-    int* turns;  // how many blocks have begun, and how far each has come
+    unsigned num_tiles_dq;  // tiles of the dQ kernel
     ProgramArgs program;
 };
 
@@ -163,7 +172,7 @@ __device__ __forceinline__ int64_t stats_row(const Params& p, const Sequence& s,
     return head * p.seqlen_q + row;
 }
 
-// Tile of delta and dq_accum: the `tile`-th of head h's queries.
+// Tile of delta: the `tile`-th of head h's queries.
 __device__ __forceinline__ int64_t stats_tile(const Params& p, const Sequence& s, int h, int tile) {
     const int64_t head = int64_t{s.b} * p.num_heads + h;
     return head * p.num_tiles_m + tile;
@@ -195,7 +204,7 @@ __device__ __forceinline__ QueryTile locate_queries(const Params& p, unsigned nu
 constexpr int kDeltaThreads = 128;
 constexpr int kLanesPerRow = 8;
 
-// delta = rowsum(dO * out) - dlse, and zeroes for what dQ is summed into. A block owns kTileM
+// delta = rowsum(dO * out) - dlse. A block owns kTileM
 // queries of one head.
 __global__ void __launch_bounds__(kDeltaThreads, 1)
     bwd_d128_bf16_causal_det_sm80_delta(const __grid_constant__ Params p) {
@@ -233,71 +242,136 @@ __global__ void __launch_bounds__(kDeltaThreads, 1)
             p.delta[tile * kTileM + i] = sum;
         }
     }
-    constexpr int kTileElems = kTileM * kBlocksQk * 16;
-    float4* dq_tile = reinterpret_cast<float4*>(p.dq_accum + tile * kTileElems);
-    for (int i = threadIdx.x; i < kTileElems / 4; i += kDeltaThreads) dq_tile[i] = {0, 0, 0, 0};
 }
 
-// ---- dQ: summed in fp32 by all thread blocks, then converted ----
-constexpr int kDqAtoms = 2;  // blocks of 16 queries of a warp
-constexpr int kDqWarpsM = kTileM / 16 / kDqAtoms;  // the other warps split the columns
-constexpr int kDqWarpsN = kNumWarps / kDqWarpsM;
-constexpr int kDqBlocks = (kBlocksQk + kDqWarpsN - 1) / kDqWarpsN;  // 16-column blocks of a warp
+// ---- dQ: in a kernel of its own, so that no sum depends on the order of thread blocks ----
+constexpr int kDqAtoms = 1;  // blocks of 16 queries of a warp
+constexpr int kDqTileM = 64;  // queries of a thread block
+constexpr int kDqTileN = 32;  // keys of a step
+constexpr int kDqStages = 2;  // tiles of K and V in flight
+constexpr int kDqThreads = 2 * kDqTileM / kDqAtoms;
 
-// Where block (row_block, column_block) of 16 x 16 lies in a tile of dq_accum. Within it, a lane's
-// four values of an accumulator are neighbours, so that a warp adds 512 contiguous bytes at once.
-__device__ __forceinline__ int dq_block(int row_block, int column_block) {
-    return (column_block * (kTileM / 16) + row_block) * 256;
-}
+using DqQTile = SmemTile<kDqTileM, 128>;
+using DqDoutTile = SmemTile<kDqTileM, 128>;
+using DqKTile = SmemTile<kDqTileN, 128>;
+using DqVTile = SmemTile<kDqTileN, 128>;
+constexpr int kDqDoutOffset = DqQTile::kBytes;
+constexpr int kDqKOffset = kDqDoutOffset + DqDoutTile::kBytes;
+constexpr int kDqVOffset = kDqKOffset + kDqStages * DqKTile::kBytes;
+constexpr int kDqSmemBytes = kDqVOffset + kDqStages * DqVTile::kBytes;
+static_assert(kDqSmemBytes <= 166912, "over the target's shared memory");
 
-// dQ += dS @ K  [kTileM, kHeadDim], summed over the thread blocks in global memory
-__device__ __forceinline__ void add_dq(float* dq_tile, ScoreTile ds_smem, KTile k_smem, int warp,
-                                       int lane) {
-    const int row_block = warp % kDqWarpsM * kDqAtoms;
-    const int first_block = warp / kDqWarpsM * kDqBlocks;
-    float dq[kDqAtoms][kDqBlocks][2][4] = {};
-    multiply_transposed<Element, kBlocksQk, kDqWarpsN>(dq, ds_smem, row_block * 16, k_smem,
-                                                       first_block, lane);
+// dQ = softmax_scale * dS @ K. A thread block owns kDqTileM queries and walks the keys they see.
+__global__ void __launch_bounds__(kDqThreads)
+    bwd_d128_bf16_causal_det_sm80_dq(const __grid_constant__ Params p) {
+    extern __shared__ __align__(128) uint8_t smem[];
+    const uint32_t smem_base = smem_address(smem);
+    const DqQTile q_smem{smem_base};
+    const DqDoutTile dout_smem{smem_base + kDqDoutOffset};
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+
+    const QueryTile own = locate_queries<kDqTileM>(p, p.num_tiles_dq);
+    const int q_begin = (p.num_tiles_dq - 1 - own.tile) * kDqTileM;  // most keys first
+    const Sequence sequence = own.sequence;
+    const int h = own.h;
+    const int h_kv = h / p.group;
+    const Head head = head_of(p, sequence, h);
+    const int num_rows = min(kDqTileM, sequence.q_len - q_begin);
+    const Range visible = visible_keys(head, q_begin, q_begin + num_rows);
+    const Range full = full_keys(head, q_begin, q_begin + num_rows);
+
+    q_smem.clear_padding<kHeadDim, kDqThreads>();
+    dout_smem.clear_padding<kHeadDimV, kDqThreads>();
 #pragma unroll
-    for (int n = 0; n < kDqBlocks; ++n) {
-        if (kDqWarpsN * kDqBlocks == kBlocksQk || first_block + n < kBlocksQk) {
+    for (int stage = 0; stage < kDqStages; ++stage) {
+        DqKTile{smem_base + kDqKOffset + stage * DqKTile::kBytes}
+            .clear_padding<kHeadDim, kDqThreads>();
+        DqVTile{smem_base + kDqVOffset + stage * DqVTile::kBytes}
+            .clear_padding<kHeadDimV, kDqThreads>();
+    }
+    const auto load_step = [&](int stage, int kv_begin) {
+        const DqKTile k_smem{smem_base + kDqKOffset + stage * DqKTile::kBytes};
+        const DqVTile v_smem{smem_base + kDqVOffset + stage * DqVTile::kBytes};
+        const int row = sequence.kv_start + kv_begin;
+        copy_rows<kHeadDim, kDqThreads>(k_smem, p.k.row(sequence.batch(), h_kv, row),
+                                        p.k.row_stride, sequence.kv_len - kv_begin);
+        copy_rows<kHeadDimV, kDqThreads>(v_smem, p.v.row(sequence.batch(), h_kv, row),
+                                         p.v.row_stride, sequence.kv_len - kv_begin);
+        commit_copies();
+    };
+    const int row = sequence.q_start + q_begin;
+    copy_rows<kHeadDim, kDqThreads>(q_smem, p.q.row(sequence.batch(), h, row), p.q.row_stride,
+                                    num_rows);
+    copy_rows<kHeadDimV, kDqThreads>(dout_smem, p.dout.row(sequence.batch(), h, row),
+                                     p.dout.row_stride, num_rows);
+
+    // Row statistics of the lane's rows; a row past the end has dO = 0 and adds nothing.
+    float lse_log2[2 * kDqAtoms], delta[2 * kDqAtoms];
 #pragma unroll
-            for (int m = 0; m < kDqAtoms; ++m) {
-                float* block = dq_tile + dq_block(row_block + m, first_block + n) + lane * 4;
-                red_add_4(block, dq[m][n][0]);
-                red_add_4(block + 128, dq[m][n][1]);
+    for (int r = 0; r < 2 * kDqAtoms; ++r) {
+        const int row = q_begin + warp * kDqAtoms * 16 + fragment_row(lane, 2 * r);
+        const bool exists = row < sequence.q_len;
+        const float lse = exists ? p.lse[stats_row(p, sequence, h, row)] : 0.0f;
+        lse_log2[r] = lse * kLog2EFloat;
+        delta[r] = exists ? p.delta[stats_tile(p, sequence, h, 0) * kTileM + row] : 0.0f;
+    }
+
+    float dq[kDqAtoms][kBlocksQk][2][4] = {};
+    const int first_begin = visible.begin / kDqTileN * kDqTileN;
+    if (visible.begin < visible.end) load_step(0, first_begin);
+    int stage = 0;
+    for (int kv_begin = first_begin; kv_begin < visible.end; kv_begin += kDqTileN) {
+        const bool masked = kv_begin < full.begin || kv_begin + kDqTileN > full.end;
+        const int next_begin = kv_begin + kDqTileN;
+        const bool more = next_begin < visible.end;
+        const DqKTile k_smem{smem_base + kDqKOffset + stage * DqKTile::kBytes};
+        const DqVTile v_smem{smem_base + kDqVOffset + stage * DqVTile::kBytes};
+        wait_for_copies();
+        __syncthreads();  // Q, dO, K and V have landed; everyone is done with the last step
+        if (kDqStages > 1 && more) load_step((stage + 1) % kDqStages, next_begin);
+
+        float s[kDqAtoms][kDqTileN / 8][4] = {};
+        float ds[kDqAtoms][kDqTileN / 8][4] = {};
+        multiply_rows<Element>(s, q_smem, warp * kDqAtoms * 16, k_smem, lane);
+        multiply_rows<Element>(ds, dout_smem, warp * kDqAtoms * 16, v_smem, lane);
+#pragma unroll
+        for (int m = 0; m < kDqAtoms; ++m) {
+            const int q_first = q_begin + (warp * kDqAtoms + m) * 16;
+#pragma unroll
+            for (int n = 0; n < kDqTileN / 8; ++n) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int r = 2 * m + i / 2;
+                    float probability =
+                        exp2_approx(s[m][n][i] * p.softmax_scale_log2 - lse_log2[r]);
+                    if (masked) {
+                        const int q_idx = q_first + fragment_row(lane, i);
+                        const int kv_idx = kv_begin + n * 8 + fragment_col(lane, i);
+                        const bool visible_here =
+                            kv_idx < sequence.kv_len &&
+                            mask_mod(p.program, head, make_row(p.program, head, q_idx),
+                                     make_column(p.program, head, kv_idx), q_idx, kv_idx);
+                        if (!visible_here) probability = 0.0f;
+                    }
+                    ds[m][n][i] = probability * (ds[m][n][i] - delta[r]);
+                }
             }
         }
+        multiply_accumulated<Element, kBlocksQk, 1>(dq, ds, k_smem, 0, lane);
+        if (kDqStages == 1) {
+            __syncthreads();  // everyone is done with K and V
+            if (more) load_step(0, next_begin);
+        }
+        stage = (stage + 1) % kDqStages;
     }
-}
 
-constexpr int kConvertThreads = 128;
-using DqTile = SmemTile<kTileM, kBlocksQk * 16>;
-
-// dq = softmax_scale * dq_accum. A block owns kTileM queries of one head.
-__global__ void __launch_bounds__(kConvertThreads)
-    bwd_d128_bf16_causal_det_sm80_convert(const __grid_constant__ Params p) {
-    __shared__ __align__(128) uint8_t smem[DqTile::kBytes];
-    const DqTile dq_smem{smem_address(smem)};
-    const QueryTile own = locate_queries<kTileM>(p, p.num_tiles_m);
-    const Sequence sequence = own.sequence;
-    const float4* dq_tile = reinterpret_cast<const float4*>(
-        p.dq_accum + stats_tile(p, sequence, own.h, own.tile) * (kTileM * kBlocksQk * 16));
-    for (int i = threadIdx.x; i < kTileM * kBlocksQk * 4; i += kConvertThreads) {
-        const int lane = i % 32;
-        const int row_block = i / 64 % (kTileM / 16);
-        const int col = i / 64 / (kTileM / 16) * 16 + i / 32 % 2 * 8 + fragment_col(lane, 0);
-        const int row = row_block * 16 + fragment_row(lane, 0);
-        const float4 v = dq_tile[i];
-        dq_smem.store_pair(row, col, Element::pack(v.x * p.softmax_scale, v.y * p.softmax_scale));
-        dq_smem.store_pair(row + 8, col,
-                           Element::pack(v.z * p.softmax_scale, v.w * p.softmax_scale));
-    }
-    __syncthreads();  // the tile is complete
-    const int q_begin = own.tile * kTileM;
-    dq_smem.store<kHeadDim, kConvertThreads>(
-        p.dq.row(sequence.batch(), own.h, sequence.q_start + q_begin), p.dq.row_stride,
-        sequence.q_len - q_begin);
+    wait_for_all_copies();  // Q and dO, where there was no step to wait for
+    __syncthreads();  // everyone is done with Q, whose place dQ takes
+    store_blocks<Element, kBlocksQk, 1>(dq, p.softmax_scale, q_smem, warp * kDqAtoms * 16, 0, lane);
+    __syncthreads();  // rows of the tile come from several warps where a store crosses them
+    q_smem.store<kHeadDim, kDqThreads>(p.dq.row(sequence.batch(), h, row), p.dq.row_stride,
+                                       num_rows);
 }
 
 // Turns S^T into P^T [16 keys, kScoreM]; `masked` where some key may be hidden from some query.
@@ -330,34 +404,6 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
     }
 }
 
-// ---- Turns: no sum of dQ depends on which thread block is faster ----
-// Thread blocks of a K/V head add to a tile of dQ in the order of their keys. Each says how far it
-// has come, and waits for the one whose keys come before its own. That one has begun: a block takes
-// its work when it begins, in an order in which those it waits for are first. So none waits for a
-// block that no multiprocessor has room for.
-constexpr int kAllDone = INT32_MAX;
-
-// Where a step is among those that all blocks of a K/V head walk in the same order, last queries
-// first: with a causal mask all blocks have those.
-__device__ __forceinline__ int turn_of(const Params& p, int h, int tile) {
-    return static_cast<int>((h % p.group + 1) * p.num_tiles_m) - 1 - tile;
-}
-
-// Takes the next work, the number of a block: the first keys of all heads of a section, then the
-// next.
-__device__ __forceinline__ int take_block(const Params& p) {
-    const unsigned ticket = atomicAdd(p.turns, 1);
-    const unsigned first = ticket / (p.section * p.num_tiles_n) * p.section;  // head of the section
-    const unsigned heads = min(p.section, gridDim.x / p.num_tiles_n - first);
-    const unsigned place = ticket - first * p.num_tiles_n;
-    return (first + place % heads) * p.num_tiles_n + place / heads;
-}
-
-// What a block has added: all of its steps before this one.
-__device__ __forceinline__ int* progress_of(const Params& p, int block) {
-    return p.turns + 1 + block;
-}
-
 // The keys that a thread block owns.
 struct Position {
     Sequence sequence;
@@ -367,8 +413,8 @@ struct Position {
 
 // The first keys come first: with a causal mask they have the most queries. Called again after the
 // loop, since computing this twice is cheaper than holding it.
-__device__ __forceinline__ Position locate(const Params& p, int number) {
-    const unsigned block = opaque(number);
+__device__ __forceinline__ Position locate(const Params& p) {
+    const unsigned block = opaque(blockIdx.x);
     const unsigned head = block / p.num_tiles_n;
     Position at;
     at.sequence = {static_cast<int>(head / p.num_heads_kv), p.seqlen_q, p.seqlen_k};
@@ -393,10 +439,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const int key_block = warp / kHeadSplits * kKeyAtoms;  // its first 16 keys
     const int part = warp % kHeadSplits;  // of the queries, and of the columns of dK and dV
 
-    int* number = reinterpret_cast<int*>(smem + kTurnOffset);  // of the block, as if in the grid
-    if (threadIdx.x == 0) *number = take_block(p);
-    __syncthreads();  // everyone knows which block this is
-    const Position own = locate(p, *number);
+    const Position own = locate(p);
     const Sequence sequence = own.sequence;
     const int h_kv = own.h_kv;
     const int kv_begin = own.kv_begin;
@@ -404,7 +447,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const Head any_head = head_of(p, sequence, h_kv * p.group);  // of which the band doesn't depend
     const Range visible = visible_queries(any_head, kv_begin, kv_begin + num_keys);
     const Range full = full_queries(any_head, kv_begin, kv_begin + num_keys);
-    const int first_tile = (visible.end - 1) / kTileM;
+    const int first_tile = visible.begin / kTileM;
     const bool any_visible = visible.begin < visible.end;
     QCopy q_copy;
     DoutCopy dout_copy;
@@ -469,22 +512,16 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         const QTile q_smem{smem_base + kQOffset + stage * QTile::kBytes};
         const DoutTile dout_smem{smem_base + kDoutOffset + stage * DoutTile::kBytes};
         const Head head = head_of(p, sequence, h);
-        const bool next_head = tile * kTileM <= visible.begin;  // this was its last tile
+        const bool next_head = (tile + 1) * kTileM >= visible.end;  // this was its last tile
         const int next_h = next_head ? h + 1 : h;
-        const int next_tile = next_head ? first_tile : tile - 1;
+        const int next_tile = next_head ? first_tile : tile + 1;
         finish_load(stage);
         __syncthreads();  // this step's tiles have landed; everyone is done with the last step
-        if (threadIdx.x == 0) st_release(progress_of(p, *number), turn_of(p, h, tile));
         if (kLoadsAhead && next_h / p.group == opaque(h_kv)) {
             load_step((stage + 1) % kNumStages, next_h, next_tile);
         }
         const bool masked = kv_begin + kTileN > sequence.kv_len || q_begin < full.begin ||
                             min(q_begin + kTileM, sequence.q_len) > full.end;
-        // Asked for here, looked at behind the products.
-        int before = kAllDone;
-        if (threadIdx.x == kNumThreads - 32 && kv_begin > 0) {
-            before = ld_acquire(progress_of(p, *number - 1));
-        }
         // A warp scores its keys with its share of the queries; kScoreM of them at once.
 #pragma unroll 1
         for (int split = 0; split < kScoreSplits; ++split) {
@@ -531,7 +568,6 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
                                                                   part * kOwnBlocksQk, lane);
         }
 
-        while (before <= turn_of(p, h, tile)) before = ld_acquire(progress_of(p, *number - 1));
         __syncthreads();  // P and dS are complete
         // dV and dK from the queries that the other warps have scored.
 #pragma unroll 1
@@ -546,22 +582,19 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
         }
         __syncthreads();  // everyone is done with this step's tiles
         if (!kLoadsAhead && next_h / p.group == opaque(h_kv)) load_step(0, next_h, next_tile);
-        add_dq(p.dq_accum + stats_tile(p, sequence.opaque(), h, tile) * (kTileM * kBlocksQk * 16),
-               ds_smem, k_smem, warp, lane);
         h = next_h;
         tile = next_tile;
     }
 
     wait_for_all_copies();  // K and V, where there was no step to wait for
     __syncthreads();  // everyone is done with K and V, whose places dK and dV take
-    if (threadIdx.x == 0) st_release(progress_of(p, *number), kAllDone);
     store_blocks<Element, kBlocksQk, kHeadSplits>(dk, p.softmax_scale, k_smem, key_block * 16,
                                                   part * kOwnBlocksQk, lane);
     const float dv_scale = 1.0f;
     store_blocks<Element, kBlocksV, kHeadSplits>(dv, dv_scale, v_smem, key_block * 16,
                                                  part * kOwnBlocksV, lane);
     __syncthreads();  // rows of a tile come from several warps where a store crosses them
-    const Position at = locate(p, *number);
+    const Position at = locate(p);
     const int64_t row = at.sequence.kv_start + at.kv_begin;
     k_smem.store<kHeadDim, kNumThreads>(p.dk.row(at.sequence.batch(), at.h_kv, row),
                                         p.dk.row_stride, at.num_keys);
@@ -584,8 +617,6 @@ int64_t num_batches(const WorkspaceSizes& s) { return s.batch; }
 // Where the parts of the workspace begin, in bytes.
 struct Workspace {
     int64_t delta;  // fp32, kTileM for each tile of queries
-    int64_t dq_accum;  // fp32, a padded tile of dQ for each tile of queries
-    int64_t turns;  // 32 bits, and 32 for each tile of keys
     int64_t bytes;  // of all
 };
 
@@ -599,9 +630,6 @@ Workspace workspace_of(const WorkspaceSizes& s) {
     };
     const int64_t tiles = num_batches(s) * s.num_heads * num_tiles(s, s.seqlen_q, kTileM);
     w.delta = place(tiles * kTileM * int64_t{sizeof(float)});
-    w.dq_accum = place(tiles * kTileM * (kBlocksQk * 16) * int64_t{sizeof(float)});
-    const int64_t tiles_n = num_tiles(s, s.seqlen_k, kTileN);
-    w.turns = place((1 + num_batches(s) * s.num_heads_kv * tiles_n) * int64_t{sizeof(int)});
     return w;
 }
 
@@ -633,14 +661,12 @@ Params make_params(const Call& call, int64_t batch) {
     const int64_t tiles_m = num_tiles(sizes, a.seqlen_q, kTileM);
     const int64_t first_tile = batch * a.num_heads * tiles_m;
     p.delta = reinterpret_cast<float*>(workspace + offsets.delta) + first_tile * kTileM;
-    p.dq_accum = reinterpret_cast<float*>(workspace + offsets.dq_accum) +
-                 first_tile * (kTileM * kBlocksQk * 16);
-    p.turns = reinterpret_cast<int*>(workspace + offsets.turns);
     p.num_heads = static_cast<unsigned>(a.num_heads);
     p.num_heads_kv = static_cast<unsigned>(a.num_heads_kv);
     p.group = static_cast<unsigned>(a.num_heads / a.num_heads_kv);
     p.num_tiles_m = static_cast<unsigned>(tiles_m);
     p.num_tiles_n = static_cast<unsigned>(num_tiles(sizes, a.seqlen_k, kTileN));
+    p.num_tiles_dq = static_cast<unsigned>(num_tiles(sizes, a.seqlen_q, kDqTileM));
     p.seqlen_q = static_cast<int>(a.seqlen_q);
     p.seqlen_k = static_cast<int>(a.seqlen_k);
     p.softmax_scale = static_cast<float>(a.softmax_scale);
@@ -648,18 +674,6 @@ Params make_params(const Call& call, int64_t batch) {
     p.first_batch = static_cast<int>(batch);
     p.program = call.program;
     return p;
-}
-
-// K/V heads of `num_heads` whose thread blocks are dealt out together: as many as put four steps
-// between blocks with neighbouring keys, of which the second waits for the first at every tile.
-unsigned section_heads(const Params& p, int64_t num_sequences, int64_t num_heads,
-                       int num_multiprocessors) {
-    static_cast<void>(num_sequences);
-    const double tiles = p.num_tiles_m;
-    const double steps = 0.5 * tiles * p.group;  // of a block
-    const double wanted = 4.0 * num_multiprocessors * kMinBlocks / max(steps, 1.0);
-    const int64_t sections = max(int64_t{1}, static_cast<int64_t>(num_heads / wanted));
-    return static_cast<unsigned>((num_heads + sections - 1) / sections);
 }
 
 bool check_tensors(Arguments& in, const AttentionArgs& a) {
@@ -676,7 +690,7 @@ bool check_tensors(Arguments& in, const AttentionArgs& a) {
 
 constexpr auto kDeltaKernel = &bwd_d128_bf16_causal_det_sm80_delta;
 constexpr auto kMainKernel = &bwd_d128_bf16_causal_det_sm80;
-constexpr auto kConvertKernel = &bwd_d128_bf16_causal_det_sm80_convert;
+constexpr auto kDqKernel = &bwd_d128_bf16_causal_det_sm80_dq;
 // Every kernel over the whole batch.
 bool launch_kernels(Arguments& in, const Call& call) {
     const AttentionArgs& a = call.attention;
@@ -685,7 +699,8 @@ bool launch_kernels(Arguments& in, const Call& call) {
     const int64_t heads = a.num_heads, heads_kv = a.num_heads_kv, repeats = a.batch;
     const int64_t tiles_m = num_tiles(sizes, a.seqlen_q, kTileM) * heads;
     const int64_t tiles_n = num_tiles(sizes, a.seqlen_k, kTileN) * heads_kv;
-    const int64_t blocks = max(max(tiles_m, tiles_n), int64_t{1});
+    const int64_t tiles_dq = num_tiles(sizes, a.seqlen_q, kDqTileM) * heads;
+    const int64_t blocks = max(max(tiles_m, tiles_n), max(tiles_dq, int64_t{1}));
     // A grid has one long dimension; more blocks than it holds go in several launches.
     const int64_t step = max(int64_t{1}, kMaxGrid / blocks);
     for (int64_t first = 0; first < repeats; first += step) {
@@ -693,19 +708,10 @@ bool launch_kernels(Arguments& in, const Call& call) {
         Params p = make_params(call, first);
         const Grid delta_grid = {count * tiles_m, kDeltaThreads, 0};
         if (!launch_kernel<kDeltaKernel>(in, a.device, delta_grid, p)) return false;
-        int num_multiprocessors = 0;
-        const cudaError_t error = cudaDeviceGetAttribute(
-            &num_multiprocessors, cudaDevAttrMultiProcessorCount, a.device.device_id);
-        if (!check_cuda(in, error, "multiprocessors")) return false;
-        p.section = section_heads(p, a.batch, count * heads_kv, num_multiprocessors);
         const Grid grid = {count * tiles_n, kNumThreads, kSmemBytes};
-        const cudaStream_t stream = current_stream(a.device);
-        const size_t turns_bytes = (1 + grid.blocks) * sizeof(int);
-        if (!check_cuda(in, cudaMemsetAsync(p.turns, 0, turns_bytes, stream), "memset"))
-            return false;
         if (!launch_kernel<kMainKernel>(in, a.device, grid, p)) return false;
-        const Grid convert_grid = {count * tiles_m, kConvertThreads, 0};
-        if (!launch_kernel<kConvertKernel>(in, a.device, convert_grid, p)) return false;
+        const Grid dq_grid = {count * tiles_dq, kDqThreads, kDqSmemBytes};
+        if (!launch_kernel<kDqKernel>(in, a.device, dq_grid, p)) return false;
     }
     return true;
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..arch import Target
 from ..variant import Variant
-from .sm80_backward import backward_shapes, backward_tiles
+from .sm80_backward import backward_shapes, backward_tiles, can_take_turns, in_turns
 from .sm80_forward import forward_shapes, forward_tiles
 
 # num_stages, paced, short_rows, rescale of a loop over the same tiles
@@ -63,6 +63,8 @@ def _spills(loop: tuple[int, bool, bool, str], variant: Variant, target: Target)
 
 def backward_alternatives(variant: Variant, target: Target) -> Iterator[dict[str, Any]]:
     """Tiles of the backward, a dict of `Sm80BackwardPlan` fields each."""
+    if can_take_turns(variant):
+        yield from in_turns(variant, target)
     columns = max(variant.head_dim, variant.head_dim_v)
     for late_copies in (False, True):  # fewer instructions between a step's barriers
         steps = {"short_addresses": True, "late_copies": late_copies}

@@ -338,8 +338,8 @@ def _scores_beside_walk(variant: Variant, program: Program) -> bool:
 
 def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, Any]]:
     """Tiles in order of preference; above 128 columns two warps share their keys' columns."""
-    if can_take_turns(variant):
-        yield from _in_turns(variant, target)
+    if can_take_turns(variant) and target.capability >= (9, 0):  # four values of dQ an instruction
+        yield from in_turns(variant, target)
     columns = max(variant.head_dim, variant.head_dim_v)
     # as backward_tiles has them
     program = program_for(variant)
@@ -380,7 +380,7 @@ def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, Any]
         yield tiles
 
 
-def _in_turns(variant: Variant, target: Target) -> Iterator[dict[str, Any]]:
+def in_turns(variant: Variant, target: Target) -> Iterator[dict[str, Any]]:
     """The tiles of what isn't deterministic: two products less than with a kernel for dQ.
 
     On an H200 15 % (d128) and 19 % (d64) faster, causal, seqlen 1,024 and 4,096 (2026-12).
