@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
@@ -152,10 +153,10 @@ def bar_of(program: Program, plain_ms: float, causal_ms: float) -> float | None:
 def run(names: list[str], rounds: int, backward: bool) -> list[Row]:
     """Measure every program beside plain and causal, all in one random order."""
     forwards, backwards = {}, {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in names:
-            kernel = load(name, PROGRAMS[name], Path(folder))
-            forward, back = calls_of(kernel, PROGRAMS[name], backward)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        loads = [pool.submit(load, name, PROGRAMS[name], Path(folder)) for name in names]
+        for name, loaded in zip(names, loads, strict=True):
+            forward, back = calls_of(loaded.result(), PROGRAMS[name], backward)
             forwards[name] = rotate(forward)
             if backward:
                 backwards[name] = rotate(back)
