@@ -20,6 +20,7 @@ from . import arguments, bodies, ops
 from .captures import NO_EXTRAS, Signature, refuse_lost_gradients, signature_of
 from .catalogue import find_for_load
 from .kernel import Kernel
+from .repeats import repeated
 
 Found: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # out, lse, rng_state
 NOTHING: Mapping[str, Any] = {}
@@ -41,6 +42,7 @@ class Plan:
         numbers: the variant's run-time params, without a signature.
         heads_first: q, k, v and out are (batch, heads, seqlen, head_dim).
         mask_layout: (sizes, strides) in which the kernel reads a mask; None where that isn't known.
+        repeats: whether `again` may have a result.
     """
 
     kernel: Kernel
@@ -52,6 +54,13 @@ class Plan:
     numbers: tuple[int | float, ...]
     heads_first: bool
     mask_layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    repeats: bool = False
+
+    def again(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor | None:
+        """``out`` alone, of a call that is nothing but q, k and v; None where that is not known."""
+        if not self.repeats:
+            return None
+        return repeated(self.kernel, q, k, v, self.softmax_scale, 0.0)
 
     def __call__(
         self,
@@ -178,6 +187,7 @@ def call_variant(
     plan = Plan(
         kernel, scale, threshold, pads, head_dim_v, signature, extras.numbers, heads_first,
         _mask_layout(extras.tensors) if tensors_known else None,
+        not (pads or heads_first or threshold or given),
     )  # fmt: skip
     if options is not None:
         remember(plan, *asked, options)

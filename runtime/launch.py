@@ -13,6 +13,7 @@ from .arguments import lse_dtype
 from .loader import CompiledPass
 
 MAX_LAUNCHES = 4096
+_MAX_UNREAD = 1 << 16  # elements; 256 KB a device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,12 +25,14 @@ class Launch:
         results: a tensor like each of its results: out and lse, or dq, dk and dv.
         workspace: one like its workspace; the very one where it needs none.
         allocates: whether it needs one.
+        unread: where lse goes when nobody asks for it; None where it is allocated as ever.
     """
 
     function: Callable[..., Any]
     results: tuple[torch.Tensor, ...]
     workspace: torch.Tensor
     allocates: bool
+    unread: torch.Tensor | None = None
 
 
 def sizes_of(
@@ -81,7 +84,8 @@ def launch_of(
     function = compiled.function
     if switches_device and device.type == "cuda":
         function = partial(_on_device, device, function)
-    return Launch(function, results, workspace, size > 0)
+    unread = _unread(results[1]) if len(results) == 2 else None
+    return Launch(function, results, workspace, size > 0, unread)
 
 
 def _on_device(device: torch.device, function: Callable[..., Any], *args: Any) -> None:
@@ -102,6 +106,22 @@ def pattern(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 @cache
 def _element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.empty((), dtype=dtype, device=device)
+
+
+def _unread(lse: torch.Tensor) -> torch.Tensor | None:
+    """Memory of a small ``lse`` on a GPU that any number of calls may write, and none reads.
+
+    An allocation is a tenth of the host's time for a small call. On the CPU it is half of that, and
+    threads that write the same memory would be a race in the language's eyes.
+    """
+    if not lse.is_cuda or lse.numel() > _MAX_UNREAD:
+        return None
+    return _written_only(lse.dtype, lse.device)[: lse.numel()].view(lse.shape)
+
+
+@cache
+def _written_only(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(_MAX_UNREAD, dtype=dtype, device=device)
 
 
 @cache

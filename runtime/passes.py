@@ -100,20 +100,23 @@ class PassRunner:
             launch = self._launch("forward", q, k, extras, results)
             q, softmax_scale, _ = arguments.positive_scale(q, softmax_scale)
         scalars = (softmax_scale, dropout_threshold, *extras, *numbers)
-        return self.forward_of(launch, q, k, v, rng_state, *scalars)
+        return self.forward_of(launch, None, q, k, v, rng_state, *scalars)
 
     def forward_of(
         self,
         launch: Launch,
+        lse: torch.Tensor | None,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
         rng_state: torch.Tensor | None,
         *scalars: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(out, lse) of arguments that suit ``launch``."""
+        """(out, lse) of arguments that suit ``launch``; ``lse`` is allocated for None."""
         like_out, like_lse = launch.results
-        out, lse = _like(like_out), _like(like_lse)
+        out = _like(like_out)
+        if lse is None:
+            lse = _like(like_lse)
         workspace = _like(launch.workspace) if launch.allocates else launch.workspace
         q = q if q.is_contiguous() else usable(q)
         k = k if k.is_contiguous() else usable(k)

@@ -30,7 +30,8 @@ def repeated(
 ) -> torch.Tensor | None:
     """``out`` of a call with nothing but these arguments, which may be anything.
 
-    None where no earlier call was like it. Not to be called in a trace.
+    None where no earlier call was like it, and of a variant whose calls take more, which has no
+    launches by these three. Not to be called in a trace.
     """
     if (
         type(q) not in PLAIN_TENSORS
@@ -53,7 +54,7 @@ def repeated(
         if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             out: torch.Tensor = _apply(q, k, v, (runner, launch, softmax_scale))
             return out
-        return runner.forward_of(launch, q, k, v, None, softmax_scale, 0)[0]
+        return runner.forward_of(launch, launch.unread, q, k, v, None, softmax_scale, 0)[0]
     except Exception:  # of whatever kind: the long way meets it again
         return None
 
@@ -69,7 +70,7 @@ class _Repeated(torch.autograd.Function):
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: _Call
     ) -> torch.Tensor:
         runner, launch, softmax_scale = call
-        out, lse = runner.forward_of(launch, q, k, v, None, softmax_scale, 0)
+        out, lse = runner.forward_of(launch, None, q, k, v, None, softmax_scale, 0)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call = call
         return out

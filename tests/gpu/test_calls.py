@@ -94,6 +94,22 @@ def test_calls_run_on_the_current_stream(load, inputs):
         assert torch.equal(ours, theirs)
 
 
+def test_lse_that_nobody_asks_for_reaches_nobody(load, inputs):
+    kernel = load("d128-bf16-causal")
+    q, k, v, _ = inputs(kernel.key, 2, 300, 300)
+    out, lse, _ = kernel.forward(q, k, v)
+    kept, expected = lse.clone(), kernel.forward(q, k, -v)
+    found = [kernel(q * 2, k, v), kernel(q, k, -v)]  # sizes that are known by now
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            found += [kernel(q, k, -v) for _ in range(5)]
+    torch.cuda.synchronize()
+    assert torch.equal(lse, kept) and all(torch.equal(o, expected.out) for o in found[1:])
+    assert torch.equal(kernel(q, k, v, return_lse=True)[1], kept)
+
+
 def test_no_call_waits_for_the_gpu(load, inputs, device):
     kernel = load("d64-fp16-causal-dropout")
     q, k, v, dout = inputs(kernel.key, 1, 200, 200)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import flashgen
+from flashgen.flash_attn import flash_attn_func
 from flashgen.generator.errors import ArgumentError, FlashgenError
-from flashgen.runtime import repeats
+from flashgen.runtime import calls, repeats
 
 SIZES = (2, 5, 3, 16)
 
@@ -26,6 +27,21 @@ def draw():
 
 def again(kernel, *tensors, scale=None, dropout_p=0.0):
     return repeats.repeated(kernel, *tensors, scale, dropout_p)
+
+
+@pytest.mark.parametrize("attend", [flash_attn_func, flashgen.attention])
+def test_plans_go_the_same_way(kernel, attend, monkeypatch):
+    q, k, v = draw()
+    monkeypatch.setattr(calls, "find_kernel", lambda *_: kernel)
+    first = attend(q, k, v, causal=True)
+    seen = []
+    monkeypatch.setattr(calls, "repeated", lambda *a: seen.append(repeats.repeated(*a)) or seen[0])
+    out = attend(q, k, v, causal=True)
+    assert out is seen[0] and torch.equal(out, first)
+    dout = torch.randn(SIZES)
+    grads = [torch.autograd.grad(o, (q, k, v), dout) for o in (out, first)]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    calls._plans.clear()  # they are of this test's kernel
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])

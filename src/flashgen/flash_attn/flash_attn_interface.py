@@ -232,6 +232,8 @@ def _attend(
         alibi_slopes is None, deterministic,
     )  # fmt: skip
     plan = known_plan(q, k, v, options)
+    if not return_attn_probs and plan and (again := plan.again(q, k, v)) is not None:
+        return again
     given = NOTHING
     try:
         if plan is None:
