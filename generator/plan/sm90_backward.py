@@ -112,7 +112,7 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
 
     @property
     def separate_dq(self) -> bool:
-        """Whether a kernel of its own computes dQ: in this family, never."""
+        """Whether a kernel of its own computes dQ."""
         return False
 
     @property
@@ -244,9 +244,7 @@ def missing(variant: Variant, asked: bool = False) -> str:
         asked: whether somebody asked for this family. Then what no GPU has been seen to compute
             right is offered too; it is never the default.
     """
-    wide = max(variant.head_dim, variant.head_dim_v) > 128
     unwritten = {
-        "deterministic variants of head sizes above 128": variant.deterministic and wide,
         "gradients of captures": bool(program_for(variant).gradients),
     }
     unverified = {

@@ -59,13 +59,34 @@ class Sm90WideBackwardPlan(Sm90BackwardPlan):
     Attributes:
         chained_products: whether dK's product follows dQ's without a wait, and dQ is added to
             global memory meanwhile; takes registers.
+        own_dq: whether dQ has a kernel of its own, which scores a second time. The kernel that
+            adds to dQ is bound by what the L2 cache adds up.
     """
 
     chained_products: bool = True
+    own_dq: bool = False
 
     pins: ClassVar[tuple[str, ...]] = (
-        *("num_stages", "chained_products", "head_sections", "chained_launches"),
+        *("num_stages", "chained_products", "own_dq", "head_sections", "chained_launches"),
     )
+
+    @property
+    def adds_in_order(self) -> bool:
+        """Whether thread blocks add to dQ in a fixed order: the kernel of its own adds nothing."""
+        return False
+
+    @property
+    def separate_dq(self) -> bool:
+        """Whether dQ has a kernel of its own."""
+        return self.own_dq
+
+    @property
+    def dq_stages_v(self) -> int:
+        """Tiles of V in flight in dQ's kernel, beside two of K."""
+        variant = self.variant
+        tiles = 2 * tile_bytes(2 * _QUERIES, variant.head_dim)
+        tiles += 2 * tile_bytes(2 * _QUERIES, variant.head_dim_v)
+        return 2 if tiles + 1024 <= self.target.max_smem_bytes else 1
 
     @property
     def shares_keys(self) -> bool:
@@ -109,7 +130,16 @@ class Sm90WideBackwardPlan(Sm90BackwardPlan):
             Product("wgmma_scores", self.score_m, False, False, "S^T and dP^T"),
             Product("wgmma_dv", self.share_v.width, True, True, "dV"),
             Product("wgmma_dk", self.share_qk.width, True, True, "dK"),
-            Product("wgmma_dq", self.share_qk.width, False, True, "dQ"),
+            *self._dq_products,
+        )
+
+    @property
+    def _dq_products(self) -> tuple[Product, ...]:
+        if not self.own_dq:
+            return (Product("wgmma_dq", self.share_qk.width, False, True, "dQ"),)
+        return (
+            Product("wgmma_rows", self.tile_n, False, False, "S and dP of dQ's kernel"),
+            Product("wgmma_dq", round_up(self.variant.head_dim, 16), True, True, "dQ"),
         )
 
     @property
@@ -143,6 +173,8 @@ class Sm90WideBackwardPlan(Sm90BackwardPlan):
     def registers_estimate(self) -> int:
         """Accumulators of dK, dV and dQ, operands of dK beside dQ's, and the overhead."""
         columns = 2 * self.share_qk.width + self.share_v.width
+        if self.own_dq:  # in that kernel, S, dP and dQ
+            return self.padded_qk // 2 + self.tile_n + _OVERHEAD_REGISTERS - 4
         operands = self.tile_m // 4 if self.chained_products else self.tile_m // 8
         return columns // 2 + operands + _OVERHEAD_REGISTERS
 
@@ -153,6 +185,8 @@ class Sm90WideBackwardPlan(Sm90BackwardPlan):
                 f"plan: {self.name}: expected tile_m {_QUERIES} at head sizes above 128, got "
                 f"{self.tile_m}."
             )
+        if self.variant.deterministic and not self.own_dq:
+            raise PlanError(f"plan: {self.name}: expected own_dq for a deterministic variant.")
         if self.registers_estimate > self.consumer_registers:
             raise PlanError(
                 f"plan: {self.name}: tile {self.tile_m}x{self.tile_n} needs about "
@@ -197,14 +231,16 @@ def candidates(
         producer_registers=producer_registers,
         consumer_registers=consumer_registers,
     )
+    ways = [] if variant.deterministic else [(True, False), (False, False)]
     return legal(
         replace(
             base,
             chained_products=products,
+            own_dq=own_dq,
             head_sections=heads,
             chained_launches=launches,
         )
         for heads in ((SECTION_HEADS, 0) if is_ragged(variant) else (0,))
         for launches in ((True, False) if program.tile_test is None else (False,))
-        for products in (True, False)
+        for products, own_dq in (*ways, (False, True))
     )

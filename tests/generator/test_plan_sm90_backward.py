@@ -64,7 +64,7 @@ def test_the_warpgroups_share_all_of_dq(size, dropout):
 @pytest.mark.parametrize(
     ("key", "why"),
     [
-        ("d256-bf16-det", "deterministic variants of head sizes above 128"),
+        ("d256-bf16-det", "deterministic variants"),
         ("d64-bf16-varlen-causal", "layout varlen"),
         ("d64-bf16-det", "deterministic variants"),
     ],

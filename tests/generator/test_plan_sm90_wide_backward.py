@@ -90,6 +90,14 @@ def test_what_is_tried_is_all_different():
         assert len(found) == len(set(found)) >= 4
 
 
+def test_deterministic_variants_have_a_kernel_for_dq():
+    for key in ("d256-bf16-det", "d192v128-fp16-causal-dropout-det"):
+        for one in candidates(parse_key(key), "backward", SM90, family="sm90"):
+            assert one.separate_dq and one.registers_estimate <= one.consumer_registers
+            assert {product.name for product in one.products} >= {"wgmma_rows", "wgmma_dq"}
+    assert not make("d256-bf16").separate_dq
+
+
 def test_tile_tests_leave_no_registers_for_two_products_at_once():
     assert not make("d256-bf16-blockmask128x128").chained_products
     assert make("d192-bf16-blockmask128x128").chained_products

@@ -32,6 +32,9 @@ WIDE_KEYS = (
     *("d256v64-bf16-causal", "d128v256-fp16", "d48v160-bf16", "d256-fp16", "d160-fp16"),
     *("d256-bf16-causal-dropout", "d192v128-fp16-dropout16", "d160-bf16-causal-sink"),
     *("d256-bf16-window128x0-softcap50", "d256-bf16-causal-softcap50", "d192-bf16-alibi"),
+    *("d256-bf16-causal-det", "d256-fp16-det", "d192v128-bf16-causal-dropout-det", "d160-bf16-det"),
+    *("d224-fp16-varlen-causal-det", "d256-bf16-varlen-causal", "d144-bf16-varlen-window40x9"),
+    *("d192-bf16-causal-softcap50-sink-det", "d256-fp16-alibi-blockmask64x64-det"),
     *("d256-bf16-blockmask64x64", "d192-fp16-alibi-blockmask128x64-dropout", "d224-bf16-windowrt"),
 )
 SHAPES = (

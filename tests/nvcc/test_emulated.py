@@ -120,9 +120,15 @@ def test_packed_sequences_of_sm90_keep_out_of_each_other(tmp_path):
         assert not found[starts[-1] :].any()
 
 
-def test_wide_heads_of_sm90(tmp_path):
-    # Shares of a page, and of a page behind two others.
-    kernel = emulate("d136v48-bf16-causal", tmp_path, passes=PASSES, family="sm90")
+@pytest.mark.parametrize(
+    "key",
+    [
+        "d136v48-bf16-causal",  # shares of a page, and of a page behind two others
+        "d136v48-bf16-causal-det",  # dQ in a kernel of its own
+    ],
+)
+def test_wide_heads_of_sm90(key, tmp_path):
+    kernel = emulate(key, tmp_path, passes=PASSES, family="sm90")
     check(kernel, early=(), late=SHAPES[:1] + SHAPES[3:], backward=True)
 
 
