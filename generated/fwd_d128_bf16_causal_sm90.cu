@@ -33,6 +33,9 @@ struct Tiles128x128 {
     static constexpr int kTileN = 128;  // keys of a step
     static constexpr int kNumStages = 2;  // tiles of K, and of V, in flight
     static constexpr bool kHoldQ = true;  // Q in registers, so that its memory is free
+    static constexpr int kQSlots = 1;  // blocks of queries in shared memory
+    static constexpr bool kChain = true;  // the next block's first S behind the last P V
+    static constexpr int kTeams = 1;  // each at a block of queries of its own
     static constexpr int kProducerRegisters = 40;  // of a thread
     static constexpr int kConsumerRegisters = 232;
     // Shared memory, in bytes
@@ -44,8 +47,8 @@ struct Tiles128x128 {
     static constexpr int kBarriersOffset = 163952;  // 112: mbarriers
     static constexpr int kSmemBytes = 164064;
 
-    static constexpr int kGroups = kTileM / 64;  // warpgroups that compute
-    static constexpr int kNumThreads = 128 * (1 + kGroups);
+    static constexpr int kGroups = kTileM / 64;  // warpgroups of a team that compute
+    static constexpr int kNumThreads = 128 * (1 + kTeams * kGroups);
     static constexpr int kBlocksN = kTileN / 8;  // n8 blocks of a score tile
     using QTile = SwizzledTile<64, kHeadDim>;  // of a warpgroup
     using KTile = SwizzledTile<kTileN, kHeadDim>;
@@ -196,14 +199,14 @@ struct Job {
     State state;
 };
 
-// The thread block's shared memory.
+// The shared memory of a thread block, or of one of its teams.
 template <class C>
 struct Shared {
     uint8_t* smem;
     uint32_t base;  // its address, 1024-byte aligned
-
-    __device__ __forceinline__ typename C::QTile q(int group) const {
-        return {base + C::kQOffset + group * C::QTile::kBytes};
+    static constexpr int team = 0;
+    __device__ __forceinline__ typename C::QTile q(int slot, int group) const {
+        return {base + C::kQOffset + (slot * C::kGroups + group) * C::QTile::kBytes};
     }
     __device__ __forceinline__ typename C::KTile k(int stage) const {
         return {base + C::kKOffset + stage * C::KTile::kBytes};
@@ -218,11 +221,15 @@ struct Shared {
     __device__ __forceinline__ Job& job(int slot) const {
         return reinterpret_cast<Job*>(smem + C::kJobsOffset)[slot];
     }
-    __device__ __forceinline__ Barrier q_full() const { return barrier(0); }
-    __device__ __forceinline__ Barrier q_empty() const { return barrier(1); }
-    __device__ __forceinline__ Barrier job_full(int slot) const { return barrier(2 + slot); }
+    __device__ __forceinline__ Barrier q_full(int slot) const { return barrier(slot); }
+    __device__ __forceinline__ Barrier q_empty(int slot) const {
+        return barrier(C::kQSlots + slot);
+    }
+    __device__ __forceinline__ Barrier job_full(int slot) const {
+        return barrier(2 * C::kQSlots + slot);
+    }
     __device__ __forceinline__ Barrier job_empty(int slot) const {
-        return barrier(2 + kWorkSlots + slot);
+        return barrier(2 * C::kQSlots + kWorkSlots + slot);
     }
     __device__ __forceinline__ Barrier k_full(int stage) const { return stages(0, stage); }
     __device__ __forceinline__ Barrier k_empty(int stage) const { return stages(1, stage); }
@@ -230,8 +237,10 @@ struct Shared {
     __device__ __forceinline__ Barrier v_empty(int stage) const { return stages(3, stage); }
     __device__ __forceinline__ void init_barriers() const {
         constexpr int kWarps = 4 * C::kGroups;  // that consume
-        q_full().init(1);
-        q_empty().init(kWarps);
+        for (int slot = 0; slot < C::kQSlots; ++slot) {
+            q_full(slot).init(1);
+            q_empty(slot).init(kWarps);
+        }
         for (int slot = 0; slot < kWorkSlots; ++slot) {
             job_full(slot).init(1);
             job_empty(slot).init(kWarps + 1);  // and the warp that brings V
@@ -249,7 +258,7 @@ struct Shared {
         return {base + C::kBarriersOffset + i * Barrier::kBytes};
     }
     __device__ __forceinline__ Barrier stages(int kind, int stage) const {
-        return barrier(2 + 2 * kWorkSlots + kind * C::kNumStages + stage);
+        return barrier(2 * C::kQSlots + 2 * kWorkSlots + kind * C::kNumStages + stage);
     }
 };
 
@@ -296,11 +305,12 @@ __device__ __forceinline__ void produce_keys(const Params& p, const Shared<C>& s
     const int lane = threadIdx.x % 32;
     Ring<kWorkSlots> slot;
     Ring<C::kNumStages> k;
-    uint32_t q_parity = 0;
+    Ring<C::kQSlots> q;
+    const unsigned workers = gridDim.x;
     unsigned index = blockIdx.x;
     while (index < p.num_work) {
         const Position at = locate<C>(p, index);
-        if (lane == 0) index = gridDim.x + atomicAdd(p.next_work, 1);
+        if (lane == 0) index = workers + atomicAdd(p.next_work, 1);
         index = __shfl_sync(0xffffffff, index, 0);
         const Head head = head_of(p, at);
         KeyWalk<C> walk(p, head, at, lane);
@@ -324,15 +334,16 @@ __device__ __forceinline__ void produce_keys(const Params& p, const Shared<C>& s
             }
             k.next();
             if (first) {  // K comes first: the last queries may still be in use
-                shared.q_empty().wait(q_parity ^ 1);
+                shared.q_empty(q.stage).wait(q.parity ^ 1);
                 if (lane == 0) {
-                    shared.q_full().arrive_expecting(C::kGroups * C::QTile::kBytes);
+                    const Barrier full = shared.q_full(q.stage);
+                    full.arrive_expecting(C::kGroups * C::QTile::kBytes);
                     const int row_q = at.q_start + at.q_begin;
                     for (int i = 0; i < C::kGroups; ++i) {
-                        shared.q(i).load(p.q, shared.q_full(), row_q + 64 * i, at.h, batch_of(at));
+                        shared.q(q.stage, i).load(p.q, full, row_q + 64 * i, at.h, batch_of(at));
                     }
                 }
-                q_parity ^= 1;
+                q.next();
                 first = false;
             }
         }
@@ -670,13 +681,14 @@ template <class C>
 struct Turn {
     static constexpr int kFirstBarrier = 1;  // of the named ones; 0 is __syncthreads()
     int group;
+    int first;  // barrier of the team's
 
     __device__ __forceinline__ void start() const {
         if (group == C::kGroups - 1) pass();
     }
-    __device__ __forceinline__ void wait() const { named_sync(kFirstBarrier + group, 256); }
+    __device__ __forceinline__ void wait() const { named_sync(first + group, 256); }
     __device__ __forceinline__ void pass() const {
-        named_arrive(kFirstBarrier + (group + 1) % C::kGroups, 256);
+        named_arrive(first + (group + 1) % C::kGroups, 256);
     }
     __device__ __forceinline__ void finish() const {
         if (group == 0) wait();
@@ -687,34 +699,42 @@ struct Turn {
 template <class C>
 __device__ __forceinline__ void consume(const Params& p, const Shared<C>& shared, int group) {
     const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32 - 4;  // among those that compute
+    const int warp = threadIdx.x / 32 - 4 * (1 + shared.team * C::kGroups);  // among the team's
     const int row = 16 * warp + lane / 4;  // this lane's first query of the block
     const auto release = [&](Barrier empty) {
         __syncwarp();
         if (lane == 0) empty.arrive();
     };
-    const Turn<C> turn{group};
+    const Turn<C> turn{group, Turn<C>::kFirstBarrier + shared.team * C::kGroups};
     turn.start();
     Ring<kWorkSlots> slot;
     Ring<C::kNumStages> k, v;
-    uint32_t q_parity = 0;
+    Ring<C::kQSlots> q_slot;
     // ---- A block of queries: what all that follows works on ----
     float s[C::kBlocksN][4];
     uint32_t probabilities[C::kTileN / 16][4];
     Output out;
     RowStats stats;
     uint32_t word;  // about the tile that s, or probabilities, is of
-    Queries<C> q = {shared.q(group)};
+    Queries<C> q = {shared.q(0, group)};
     const auto job = [&]() -> const Job& { return shared.job(slot.stage); };
-    // Waits for a block of queries, and for its Q and first K where it has keys.
+    // One slot of Q is wanted for the next block as soon as its last S is there.
+    constexpr bool kReleaseEarly = C::kChain && !C::kHoldQ && C::kQSlots == 1;
+    const auto release_queries = [&] {
+        release(shared.q_empty(q_slot.stage));
+        q_slot.next();
+    };
+    // Waits for a block's Q and first K.
+    const auto await_operands = [&] {
+        shared.q_full(q_slot.stage).wait(q_slot.parity);
+        if (C::kQSlots > 1) q.tile = shared.q(uniform(q_slot.stage), group);
+        if (q.hold(lane)) release_queries();
+        shared.k_full(k.stage).wait(k.parity);
+    };
+    // Waits for a block of queries. Returns whether it has keys.
     const auto await_job = [&](const Ring<kWorkSlots>& at) {
         shared.job_full(at.stage).wait(at.parity);
-        if (shared.job(at.stage).state != Job::kKeys) return false;
-        shared.q_full().wait(q_parity);
-        q_parity ^= 1;
-        if (q.hold(lane)) release(shared.q_empty());
-        shared.k_full(k.stage).wait(k.parity);
-        return true;
+        return shared.job(at.stage).state == Job::kKeys;
     };
     // Waits for the next tile's K. Where that stands matters: the compiler moves the wait for P V
     // up to it, over what could be done meanwhile, but not beyond.
@@ -738,6 +758,7 @@ __device__ __forceinline__ void consume(const Params& p, const Shared<C>& shared
         pin_accumulators(s);
         release(shared.k_empty(k.stage));
         k.next();
+        if (kReleaseEarly && (word & kLast)) release_queries();
         const Place place = place_of<C>(job().at, word, row, lane);
         if (!(word >> group & kFull)) {
             const Head head = head_of(p, job().at);
@@ -792,6 +813,7 @@ __device__ __forceinline__ void consume(const Params& p, const Shared<C>& shared
             slot = next;
             continue;
         }
+        await_operands();
         multiply_scores(next_k());
         open();
         while (true) {
@@ -820,14 +842,15 @@ __device__ __forceinline__ void consume(const Params& p, const Shared<C>& shared
                 if (moved) rescale_output(out, rescale);
                 first = false;
             }
-            if (!C::kHoldQ) release(shared.q_empty());
+            if (!C::kHoldQ && !kReleaseEarly) release_queries();
             await_values();
             const typename C::VTile v_tile = next_v();
             next = slot;
             next.next();
-            // Queries in registers have left their memory free: the next ones are there, and S of
-            // their first tile is computed behind this last P V, and while the output is written.
-            if (!(C::kHoldQ && await_job(next))) {
+            // Where queries in registers have left their memory free, or there is more of it, the
+            // next ones are there: S of their first tile is computed behind this last P V, and
+            // while the output is written.
+            if (!(C::kChain && await_job(next))) {
                 wgmma_fence();
                 multiply_pv<C>(out, probabilities, v_tile, !first);
                 wgmma_commit();
@@ -835,11 +858,20 @@ __device__ __forceinline__ void consume(const Params& p, const Shared<C>& shared
                 close(next);
                 break;
             }
-            const typename C::KTile k_tile = next_k();
-            wgmma_fence();
-            multiply_pv<C>(out, probabilities, v_tile, !first);
-            wgmma_commit();
-            multiply_scores(k_tile);
+            if constexpr (C::kHoldQ) {
+                await_operands();
+                const typename C::KTile k_tile = next_k();
+                wgmma_fence();
+                multiply_pv<C>(out, probabilities, v_tile, !first);
+                wgmma_commit();
+                multiply_scores(k_tile);
+            } else {
+                wgmma_fence();
+                multiply_pv<C>(out, probabilities, v_tile, !first);
+                wgmma_commit();
+                await_operands();
+                multiply_scores(next_k());
+            }
             wgmma_wait<1>();
             close(next);
             open();
@@ -875,7 +907,7 @@ __global__ void __launch_bounds__(C::kNumThreads, 1)
 
 // ---- Host ----
 constexpr int kCounterBytes = 16;  // of the workspace, at its start
-constexpr int64_t kTailRows = 512;  // queries of the interleaved heads for each thread block
+constexpr int64_t kTailRows = 512;  // queries of the interleaved heads for each multiprocessor
 constexpr int64_t kMaxWork = int64_t{1} << 31;  // blocks of queries of a launch
 
 // What does not depend on the configuration.
@@ -893,17 +925,18 @@ Params make_params(const AttentionArgs& a, const ProgramArgs& program) {
     return p;
 }
 
-// Thread blocks that run at once: one on each multiprocessor.
-bool count_blocks(Arguments& in, Device device, int& count) {
+// Multiprocessors, each of which has one thread block at once.
+bool count_multiprocessors(Arguments& in, Device device, int& count) {
     return check_cuda(
         in, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.device_id),
         "multiprocessors");
 }
 
 template <class C>
-bool launch(Arguments& in, const AttentionArgs& a, Params& p, int num_blocks) {
+bool launch(Arguments& in, const AttentionArgs& a, Params& p, int num_sms) {
     const int64_t num_tiles_m = (a.seqlen_q + C::kTileM - 1) / C::kTileM;
     const int64_t num_heads_all = a.batch * a.num_heads;
+    constexpr int kTogether = C::kTeams;  // that a thread block takes at once
     const int64_t num_work = num_tiles_m * num_heads_all;
     if (num_work >= kMaxWork) {
         in.fail("ValueError", "%s: expected fewer than 2^31 blocks of %d queries, got %lld",
@@ -913,7 +946,7 @@ bool launch(Arguments& in, const AttentionArgs& a, Params& p, int num_blocks) {
     p.num_work = static_cast<unsigned>(num_work);
     p.num_tiles_m = static_cast<unsigned>(num_tiles_m);
     p.num_heads_all = static_cast<unsigned>(num_heads_all);
-    const int64_t tail_tiles = kTailRows / C::kTileM * num_blocks;
+    const int64_t tail_tiles = kTailRows / C::kTileM * num_sms;
     p.tail_heads =
         static_cast<unsigned>(min(num_heads_all, (tail_tiles + num_tiles_m - 1) / num_tiles_m));
     constexpr CUtensorMapDataType kType = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
@@ -922,7 +955,8 @@ bool launch(Arguments& in, const AttentionArgs& a, Params& p, int num_blocks) {
         !make_tensor_map(in, "v", kType, a.v, C::kTileN, p.v)) {
         return false;
     }
-    const Grid grid = {min(num_work, int64_t{num_blocks}), C::kNumThreads, C::kSmemBytes};
+    const int64_t num_blocks = (num_work + kTogether - 1) / kTogether;
+    const Grid grid = {min(num_blocks, int64_t{num_sms}), C::kNumThreads, C::kSmemBytes};
     return launch_kernel<&fwd_d128_bf16_causal_sm90<C>>(in, a.device, grid, p);
 }
 
@@ -935,14 +969,14 @@ bool run(Arguments& in, const AttentionArgs& a, const ProgramArgs& program) {
     if (!in.ok()) return false;
     if (a.seqlen_q == 0 || a.num_heads == 0 || a.batch == 0) return true;
     const DeviceGuard guard(in, a.device.device_id);
-    int num_blocks = 0;
-    if (!in.ok() || !count_blocks(in, a.device, num_blocks)) return false;
+    int num_sms = 0;
+    if (!in.ok() || !count_multiprocessors(in, a.device, num_sms)) return false;
     Params p = make_params(a, program);
     p.next_work = a.workspace.as<unsigned>();
     const cudaError_t error =
         cudaMemsetAsync(p.next_work, 0, sizeof(unsigned), current_stream(a.device));
     if (!check_cuda(in, error, "counter")) return false;
-    return launch<Tiles128x128>(in, a, p, num_blocks);
+    return launch<Tiles128x128>(in, a, p, num_sms);
 }
 
 // Bytes of the counter of work.

@@ -19,29 +19,14 @@ from .base import (
     hides_keys,
     legal,
     native_flags,
-    round_up,
-    stack,
 )
+from .sm90_tiles import TILES, Configuration, Tiles
+from .sm90_untried import untried
 
 MAP_TYPE = {
     "fp16": "CU_TENSOR_MAP_DATA_TYPE_FLOAT16",
     "bf16": "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
 }
-_GROUP_ROWS = 64  # queries of a warpgroup: the M of wgmma
-PAGE_COLS = 64  # columns of a page of shared memory; templates/device/swizzled_tile.cuh
-_REGISTERS = {1: (56, 248), 2: (40, 232), 3: (32, 160)}
-"""By warpgroups that compute: registers of a thread that loads, and of one that computes. What the
-block's threads start with, 65536 over their number, is shared out anew."""
-_CLASSIFYING = {1: (128, 248), 2: (56, 224), 3: (56, 152)}
-"""The same where the loading warps classify tiles."""
-_OVERHEAD_REGISTERS = 32  # addresses, row statistics, rings: measured with ptxas
-_JOB_BYTES = 48  # sizeof(Job) at most
-_WORK_SLOTS = 2
-
-
-def tile_bytes(rows: int, cols: int) -> int:
-    """Size of a tile in shared memory; see templates/device/swizzled_tile.cuh."""
-    return rows * round_up(cols, PAGE_COLS) * 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,121 +50,6 @@ class Product:
     a_transposed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """A configuration that the kernel is compiled in.
-
-    Attributes:
-        tile_m: query rows of a block, 64 for each warpgroup that computes.
-        tile_n: key rows of a step.
-        num_stages: tiles of K, and of V, in flight.
-        hold_q: whether a warpgroup holds its queries in registers.
-        block_clocks: what a block of queries costs beside its steps, about.
-        step_clocks: what a step costs. The two decide between configurations of one kernel.
-    """
-
-    tile_m: int
-    tile_n: int
-    num_stages: int = 2
-    hold_q: bool = False
-    block_clocks: int = 0
-    step_clocks: int = 0
-
-    def __str__(self) -> str:
-        held = ", Q in registers" if self.hold_q else ""
-        return f"{self.tile_m}x{self.tile_n}, {self.num_stages} stages{held}"
-
-
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """`Tiles` of a variant, with all that follows from them: what the template prints."""
-
-    variant: Variant
-    tiles: Tiles
-
-    @property
-    def name(self) -> str:
-        """Name of its struct."""
-        return f"Tiles{self.tile_m}x{self.tile_n}"
-
-    @property
-    def purpose(self) -> str:
-        """What it is, for the struct's comment."""
-        return f"{self.num_groups} warpgroups that compute, {self.tile_n} keys a step"
-
-    @property
-    def tile_m(self) -> int:
-        """Query rows of a block."""
-        return self.tiles.tile_m
-
-    @property
-    def tile_n(self) -> int:
-        """Key rows of a step."""
-        return self.tiles.tile_n
-
-    @property
-    def num_stages(self) -> int:
-        """Tiles of K, and of V, in flight."""
-        return self.tiles.num_stages
-
-    @property
-    def hold_q(self) -> bool:
-        """Whether Q is in registers."""
-        return self.tiles.hold_q
-
-    @property
-    def num_groups(self) -> int:
-        """Warpgroups that compute."""
-        return self.tile_m // _GROUP_ROWS
-
-    @property
-    def producer_registers(self) -> int:
-        """Registers of a thread that loads."""
-        return self._registers[0]
-
-    @property
-    def consumer_registers(self) -> int:
-        """Registers of a thread that computes."""
-        return self._registers[1]
-
-    @property
-    def _registers(self) -> tuple[int, int]:
-        classifies = program_for(self.variant).tile_test is not None
-        return (_CLASSIFYING if classifies else _REGISTERS)[self.num_groups]
-
-    @property
-    def registers_estimate(self) -> int:
-        """Accumulators of S and the output, P as operands, held queries, and the overhead."""
-        held = round_up(self.variant.head_dim, 16) // 4 if self.hold_q else 0
-        scores = self.tile_n // 2 + self.tile_n // 4
-        return scores + self.variant.head_dim_v // 2 + held + _OVERHEAD_REGISTERS
-
-    @property
-    def smem(self) -> tuple[SmemBuffer, ...]:
-        """Tiles first, each 1024-byte aligned, then words and barriers."""
-        variant, stages = self.variant, self.num_stages
-        buffers = [
-            ("q", tile_bytes(self.tile_m, variant.head_dim), "Q, 64 rows after another"),
-            ("k", stages * tile_bytes(self.tile_n, variant.head_dim), f"{stages} tiles of K"),
-            ("v", stages * tile_bytes(self.tile_n, variant.head_dim_v), f"{stages} tiles of V"),
-            ("jobs", _WORK_SLOTS * _JOB_BYTES, "blocks of queries handed out"),
-            ("steps", stages * 4, "what each tile of K is"),
-        ]
-        barriers = 2 + 2 * _WORK_SLOTS + 4 * stages
-        if program_for(variant).tile_test is not None:
-            seen = 2 * 4 * self.num_groups * -(-self.tile_n // 32) * 4
-            buffers.append(("seen", seen, "keys that each warp's queries see, in bits"))
-            barriers += 1
-        buffers.append(("barriers", barriers * 8, "mbarriers"))
-        return stack(buffers, 16)
-
-    @property
-    def smem_bytes(self) -> int:
-        """Dynamic shared memory of a thread block, in bytes."""
-        last = self.smem[-1]
-        return last.offset_bytes + last.size_bytes
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sm90ForwardPlan(KernelPlan):
     """Forward: a warpgroup loads, two or three compute 64 queries each.
@@ -187,20 +57,31 @@ class Sm90ForwardPlan(KernelPlan):
     Attributes:
         num_stages: tiles of K, and of V, in flight.
         hold_q: whether a warpgroup holds its queries in registers.
+        q_slots: blocks of queries in shared memory.
+        chain: whether the next block's first S is begun behind a block's last P V.
+        loaders: warps that load; see `Tiles`.
+        teams: blocks of queries that a thread block is at.
+        paired: whether the blocks of a causal head are dealt out in pairs, the one with most keys
+            that is left and the one with fewest, which needs no counter.
         choice: the configurations that a call chooses from by its sizes, the first as above; empty
             where there is one.
     """
 
     num_stages: int = 2
     hold_q: bool = False
+    q_slots: int = 1
+    chain: bool = False
+    loaders: int = 2
+    teams: int = 1
+    paired: bool = False
     choice: tuple[Tiles, ...] = ()
 
-    pins: ClassVar[tuple[str, ...]] = ("tile_m", "tile_n", "num_stages", "hold_q")
+    pins: ClassVar[tuple[str, ...]] = (*TILES, "paired")
 
     @property
     def configs(self) -> tuple[Configuration, ...]:
         """The configurations that are compiled."""
-        own = Tiles(self.tile_m, self.tile_n, self.num_stages, self.hold_q)
+        own = Tiles(**{name: getattr(self, name) for name in TILES})
         return tuple(Configuration(self.variant, tiles) for tiles in self.choice or (own,))
 
     @property
@@ -221,12 +102,18 @@ class Sm90ForwardPlan(KernelPlan):
     @property
     def dynamic(self) -> bool:
         """Whether blocks of queries differ in work, and are taken from a counter."""
-        return self.program.mask is not None or self.variant.layout == "varlen"
+        differ = self.program.mask is not None or self.variant.layout == "varlen"
+        return differ and not self.paired
 
     @property
     def cleans(self) -> bool:
         """Whether a tile may have rows of V that no query sees."""
         return self.variant.layout == "varlen" or self.hides_keys
+
+    @property
+    def most_teams(self) -> int:
+        """Teams of the configuration that has most."""
+        return max(config.teams for config in self.configs)
 
     @property
     def holds_q(self) -> str:
@@ -250,8 +137,13 @@ class Sm90ForwardPlan(KernelPlan):
 
     @property
     def smem(self) -> tuple[SmemBuffer, ...]:
-        """The map of the first configuration."""
+        """The map of the first configuration, of one team."""
         return self.configs[0].smem
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a thread block, in bytes."""
+        return max(config.smem_bytes for config in self.configs)
 
     @property
     def registers_estimate(self) -> int:
@@ -281,6 +173,7 @@ class Sm90ForwardPlan(KernelPlan):
                 f"plan: {self.name}: expected tile_n in multiples of {step} up to 256, got "
                 f"{self.tile_n}."
             )
+        self._check_warps()
         for config in self.configs:
             if config.registers_estimate > config.consumer_registers:
                 raise PlanError(
@@ -289,6 +182,26 @@ class Sm90ForwardPlan(KernelPlan):
                     f"warpgroups have {config.consumer_registers}. Lower tile_n or tile_m."
                 )
         return super().check()
+
+    def _check_warps(self) -> None:
+        """Four warps load: two for each of two teams, or up to three for one."""
+        legal_warps = (self.loaders, self.teams) in ((2, 1), (3, 1), (2, 2))
+        if not legal_warps or self.q_slots not in (1, 2):
+            raise PlanError(
+                f"plan: {self.name}: expected 1 team with 2 or 3 loaders or 2 teams with 2, and 1 "
+                f"or 2 q_slots, got {self.teams}, {self.loaders} and {self.q_slots}."
+            )
+        plain = self.variant.layout != "varlen" and not self.hides_keys
+        if self.paired and not (plain and self.program.mask is not None):
+            raise PlanError(
+                f"plan: {self.name}: expected pairs for a causal mask alone, got another. Leave "
+                f"paired out."
+            )
+        if self.teams * self.tile_m // 64 > 4:
+            raise PlanError(
+                f"plan: {self.name}: expected up to 4 warpgroups that compute, got {self.teams} "
+                f"teams of {self.tile_m // 64}. Lower tile_m or teams."
+            )
 
 
 def plan(
@@ -302,7 +215,7 @@ def plan(
 def candidates(
     variant: Variant, pass_name: str, target: Target, family: str, reason: str
 ) -> Iterator[Sm90ForwardPlan]:
-    """Every legal plan, best first."""
+    """Every legal plan, best first; at the end what no GPU has timed yet."""
     return legal(
         Sm90ForwardPlan(
             variant=variant,
@@ -310,19 +223,26 @@ def candidates(
             target=target,
             family=family,
             reason=reason,
-            tile_m=choice[0].tile_m,
-            tile_n=choice[0].tile_n,
-            num_stages=choice[0].num_stages,
-            hold_q=choice[0].hold_q,
+            paired=paired,
             choice=choice if len(choice) > 1 else (),
+            **{name: getattr(choice[0], name) for name in TILES},
         )
-        for choice in _forward(variant)
+        for choice, paired in _choices(variant)
     )
 
 
-_D64 = (Tiles(192, 128, 3, False, 4000, 2381), Tiles(128, 128, 2, True, 3000, 1829))
+_D64 = (
+    Tiles(192, 128, 3, block_clocks=4000, step_clocks=2381),
+    Tiles(128, 128, 2, hold_q=True, block_clocks=3000, step_clocks=1829),
+)
 """Two warpgroups where sequences are short, three where they are long, which load less from the L2
 cache for each product. Clocks: H200, 2026-12, prototype kernels of these shapes."""
+
+
+def _choices(variant: Variant) -> Iterator[tuple[tuple[Tiles, ...], bool]]:
+    """Configurations, and whether blocks are dealt out in pairs."""
+    yield from ((choice, False) for choice in _forward(variant))
+    yield from (((tiles,), paired) for tiles, paired in untried(variant))
 
 
 def _forward(variant: Variant) -> Iterator[tuple[Tiles, ...]]:

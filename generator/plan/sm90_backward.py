@@ -21,7 +21,8 @@ from .base import (
     stack,
 )
 from .sm80_backward import Sm80BackwardPlan
-from .sm90 import MAP_TYPE, PAGE_COLS, Product, tile_bytes
+from .sm90 import MAP_TYPE, Product
+from .sm90_tiles import PAGE_COLS, tile_bytes
 
 _GROUP_KEYS = 64  # keys of a warpgroup: the M of wgmma
 _GROUPS = 2  # warpgroups that compute

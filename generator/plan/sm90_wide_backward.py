@@ -12,8 +12,9 @@ from ..program import program_for
 from ..variant import Variant
 from . import sm80_base
 from .base import KernelPlan, SmemBuffer, first_legal, legal, round_up, stack
-from .sm90 import PAGE_COLS, Product, tile_bytes
+from .sm90 import Product
 from .sm90_backward import SECTION_HEADS, Sm90BackwardPlan, is_ragged
+from .sm90_tiles import PAGE_COLS, tile_bytes
 
 _GROUPS = 2  # warpgroups that compute
 _KEYS = 64  # of a thread block: the M of wgmma

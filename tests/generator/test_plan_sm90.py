@@ -9,6 +9,7 @@ import pytest
 from flashgen.generator.arch import TARGETS
 from flashgen.generator.errors import PlanError, TargetError
 from flashgen.generator.plan import candidates, plan
+from flashgen.generator.plan.sm90_untried import untried
 from flashgen.generator.variant import Variant, parse_key
 
 SM90 = TARGETS["sm90"]
@@ -31,13 +32,14 @@ def test_every_size_fits():
 
 
 def test_registers_are_those_of_the_launch():
-    for tile_m in (64, 128, 192):
+    for tile_m, teams in ((64, 1), (128, 1), (192, 1), (64, 2), (128, 2)):
         for key in ("d32-bf16", "d32-bf16-blockmask128x128"):
-            (config,) = make(key, tile_m=tile_m, tile_n=32, num_stages=2).configs
-            threads = 128 * (config.num_groups + 1)
-            start = LAUNCH_REGISTERS // threads // 8 * 8
-            after = config.producer_registers + config.num_groups * config.consumer_registers
-            assert after <= start * (config.num_groups + 1)
+            pins = {"tile_m": tile_m, "tile_n": 32, "num_stages": 2, "teams": teams}
+            (config,) = make(key, **pins).configs
+            groups = config.num_groups * teams
+            start = LAUNCH_REGISTERS // (128 * (groups + 1)) // 8 * 8
+            after = config.producer_registers + groups * config.consumer_registers
+            assert after <= start * (groups + 1)
             for registers in (config.producer_registers, config.consumer_registers):
                 assert registers % 8 == 0 and 24 <= registers <= 256
 
@@ -64,6 +66,24 @@ def test_a_call_chooses_between_configurations():
     assert not pinned.choice and [config.tile_n for config in pinned.configs] == [96]
 
 
+def test_teams_have_shared_memory_of_their_own():
+    one = make("d64-bf16", tile_m=128, tile_n=64, num_stages=4)
+    two = make("d64-bf16", tile_m=128, tile_n=64, num_stages=4, teams=2)
+    (config,) = two.configs
+    assert config.team_bytes % 1024 == 0 and one.smem_bytes <= config.team_bytes
+    assert two.smem_bytes == config.team_bytes + one.smem_bytes
+
+
+def test_the_tuner_tries_what_no_default_has():
+    for key in ("d64-bf16", "d128-bf16-causal", "d256-bf16-causal", "d64-bf16-varlen-causal"):
+        found = list(candidates(parse_key(key), "forward", SM90))
+        assert len(found) == len(set(found))
+        names = [(str(p.configs[0].tiles), p.paired) for p in found]
+        new = {(str(tiles), paired) for tiles, paired in untried(parse_key(key))}
+        assert new <= set(names) and not new & set(names[:2])
+    assert not list(untried(parse_key("d64-bf16-softcap5")))
+
+
 def test_another_family_where_it_is_asked_for():
     assert plan(parse_key("d64-bf16"), "forward", SM90, family="sm80").family == "sm80"
     with pytest.raises(TargetError, match="can't run on target sm80"):
@@ -79,6 +99,10 @@ def test_another_family_where_it_is_asked_for():
         ("d64-bf16-dropout", {"tile_n": 80}, "tile_n in multiples of 32"),
         ("d64-bf16", {"num_stages": 7}, "shared memory, sm90 allows 232448"),
         ("d64-bf16", {"stages": 2}, "expected one of"),
+        ("d64-bf16", {"teams": 2}, "up to 4 warpgroups that compute, got 2 teams of 3"),
+        ("d64-bf16", {"loaders": 4}, "got 1, 4 and 1"),
+        ("d64-bf16", {"paired": True}, "expected pairs for a causal mask alone"),
+        ("d64-bf16-causal-window5x5", {"paired": True}, "expected pairs for a causal mask alone"),
     ],
 )
 def test_a_pin_that_does_not_fit_names_the_limit(key, pins, message):
