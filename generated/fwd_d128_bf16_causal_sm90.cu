@@ -936,7 +936,6 @@ template <class C>
 bool launch(Arguments& in, const AttentionArgs& a, Params& p, int num_sms) {
     const int64_t num_tiles_m = (a.seqlen_q + C::kTileM - 1) / C::kTileM;
     const int64_t num_heads_all = a.batch * a.num_heads;
-    constexpr int kTogether = C::kTeams;  // that a thread block takes at once
     const int64_t num_work = num_tiles_m * num_heads_all;
     if (num_work >= kMaxWork) {
         in.fail("ValueError", "%s: expected fewer than 2^31 blocks of %d queries, got %lld",
@@ -955,7 +954,7 @@ bool launch(Arguments& in, const AttentionArgs& a, Params& p, int num_sms) {
         !make_tensor_map(in, "v", kType, a.v, C::kTileN, p.v)) {
         return false;
     }
-    const int64_t num_blocks = (num_work + kTogether - 1) / kTogether;
+    const int64_t num_blocks = (num_work + C::kTeams - 1) / C::kTeams;
     const Grid grid = {min(num_blocks, int64_t{num_sms}), C::kNumThreads, C::kSmemBytes};
     return launch_kernel<&fwd_d128_bf16_causal_sm90<C>>(in, a.device, grid, p);
 }

@@ -38,8 +38,8 @@ struct Tiles192x128 {
     static constexpr int kTeams = 1;  // each at a block of queries of its own
     static constexpr int kProducerRegisters = 32;  // of a thread
     static constexpr int kConsumerRegisters = 160;
-    static constexpr double kBlockClocks = 4000;  // of a block of queries
-    static constexpr double kStepClocks = 2381;  // of each step
+    static constexpr double kBlockClocks = 3500;  // of a block of queries
+    static constexpr double kStepClocks = 2590;  // of each step
     // Shared memory, in bytes
     static constexpr int kQOffset = 0;  // 24576: Q, 64 rows after another
     static constexpr int kKOffset = 24576;  // 49152: 3 tiles of K
@@ -47,6 +47,7 @@ struct Tiles192x128 {
     static constexpr int kJobsOffset = 122880;  // 96: blocks of queries handed out
     static constexpr int kStepsOffset = 122976;  // 12: what each tile of K is
     static constexpr int kBarriersOffset = 122992;  // 144: mbarriers
+    static constexpr int kTeamBytes = 123904;  // from one team's to the next one's
     static constexpr int kSmemBytes = 123136;
 
     static constexpr int kGroups = kTileM / 64;  // warpgroups of a team that compute
@@ -57,27 +58,28 @@ struct Tiles192x128 {
     using VTile = SwizzledTile<kTileN, kHeadDimV>;
 };
 
-// 2 warpgroups that compute, 128 keys a step
-struct Tiles128x128 {
+// 2 warpgroups that compute, 64 keys a step
+struct TwinTiles128x64 {
     static constexpr int kTileM = 128;  // queries of a block: 64 a warpgroup
-    static constexpr int kTileN = 128;  // keys of a step
-    static constexpr int kNumStages = 2;  // tiles of K, and of V, in flight
-    static constexpr bool kHoldQ = true;  // Q in registers, so that its memory is free
-    static constexpr int kQSlots = 1;  // blocks of queries in shared memory
+    static constexpr int kTileN = 64;  // keys of a step
+    static constexpr int kNumStages = 4;  // tiles of K, and of V, in flight
+    static constexpr bool kHoldQ = false;  // Q in registers, so that its memory is free
+    static constexpr int kQSlots = 2;  // blocks of queries in shared memory
     static constexpr bool kChain = true;  // the next block's first S behind the last P V
-    static constexpr int kTeams = 1;  // each at a block of queries of its own
-    static constexpr int kProducerRegisters = 40;  // of a thread
-    static constexpr int kConsumerRegisters = 232;
-    static constexpr double kBlockClocks = 3000;  // of a block of queries
-    static constexpr double kStepClocks = 1829;  // of each step
+    static constexpr int kTeams = 2;  // each at a block of queries of its own
+    static constexpr int kProducerRegisters = 32;  // of a thread
+    static constexpr int kConsumerRegisters = 112;
+    static constexpr double kBlockClocks = 3970;  // of a block of queries
+    static constexpr double kStepClocks = 1940;  // of each step
     // Shared memory, in bytes
-    static constexpr int kQOffset = 0;  // 16384: Q, 64 rows after another
-    static constexpr int kKOffset = 16384;  // 32768: 2 tiles of K
-    static constexpr int kVOffset = 49152;  // 32768: 2 tiles of V
-    static constexpr int kJobsOffset = 81920;  // 96: blocks of queries handed out
-    static constexpr int kStepsOffset = 82016;  // 8: what each tile of K is
-    static constexpr int kBarriersOffset = 82032;  // 112: mbarriers
-    static constexpr int kSmemBytes = 82144;
+    static constexpr int kQOffset = 0;  // 32768: Q, 64 rows after another
+    static constexpr int kKOffset = 32768;  // 32768: 4 tiles of K
+    static constexpr int kVOffset = 65536;  // 32768: 4 tiles of V
+    static constexpr int kJobsOffset = 98304;  // 96: blocks of queries handed out
+    static constexpr int kStepsOffset = 98400;  // 16: what each tile of K is
+    static constexpr int kBarriersOffset = 98416;  // 192: mbarriers
+    static constexpr int kTeamBytes = 99328;  // from one team's to the next one's
+    static constexpr int kSmemBytes = 197936;
 
     static constexpr int kGroups = kTileM / 64;  // warpgroups of a team that compute
     static constexpr int kNumThreads = 128 * (1 + kTeams * kGroups);
@@ -225,7 +227,7 @@ template <class C>
 struct Shared {
     uint8_t* smem;
     uint32_t base;  // its address, 1024-byte aligned
-    static constexpr int team = 0;
+    int team;
     __device__ __forceinline__ typename C::QTile q(int slot, int group) const {
         return {base + C::kQOffset + (slot * C::kGroups + group) * C::QTile::kBytes};
     }
@@ -327,8 +329,8 @@ __device__ __forceinline__ void produce_keys(const Params& p, const Shared<C>& s
     Ring<kWorkSlots> slot;
     Ring<C::kNumStages> k;
     Ring<C::kQSlots> q;
-    const unsigned workers = gridDim.x;
-    unsigned index = blockIdx.x;
+    const unsigned workers = C::kTeams * gridDim.x;
+    unsigned index = C::kTeams * blockIdx.x + shared.team;
     while (index < p.num_work) {
         const Position at = locate<C>(p, index);
         index += workers;
@@ -442,19 +444,17 @@ __device__ __forceinline__ void wgmma_qk(float (&acc)[16][4], uint64_t a, uint64
         : "l"(a), "l"(b), "r"(int{accumulate}));
 }
 
-// S, Q in registers
-__device__ __forceinline__ void wgmma_held_qk(float (&acc)[16][4], const uint32_t (&a)[4], uint64_t b,
+// S
+__device__ __forceinline__ void wgmma_qk(float (&acc)[8][4], uint64_t a, uint64_t b,
                                                 bool accumulate = true) {
     asm volatile(
         "{\n.reg .pred p;\n"
-        "setp.ne.b32 p, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "setp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
         "}, "
-        "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}\n"
+        "%32, %33, p, 1, 1, 0, 0;\n}\n"
         :
           "+f"(acc[0][0]), "+f"(acc[0][1]), "+f"(acc[0][2]), "+f"(acc[0][3]),
           "+f"(acc[1][0]), "+f"(acc[1][1]), "+f"(acc[1][2]), "+f"(acc[1][3]),
@@ -463,16 +463,8 @@ __device__ __forceinline__ void wgmma_held_qk(float (&acc)[16][4], const uint32_
           "+f"(acc[4][0]), "+f"(acc[4][1]), "+f"(acc[4][2]), "+f"(acc[4][3]),
           "+f"(acc[5][0]), "+f"(acc[5][1]), "+f"(acc[5][2]), "+f"(acc[5][3]),
           "+f"(acc[6][0]), "+f"(acc[6][1]), "+f"(acc[6][2]), "+f"(acc[6][3]),
-          "+f"(acc[7][0]), "+f"(acc[7][1]), "+f"(acc[7][2]), "+f"(acc[7][3]),
-          "+f"(acc[8][0]), "+f"(acc[8][1]), "+f"(acc[8][2]), "+f"(acc[8][3]),
-          "+f"(acc[9][0]), "+f"(acc[9][1]), "+f"(acc[9][2]), "+f"(acc[9][3]),
-          "+f"(acc[10][0]), "+f"(acc[10][1]), "+f"(acc[10][2]), "+f"(acc[10][3]),
-          "+f"(acc[11][0]), "+f"(acc[11][1]), "+f"(acc[11][2]), "+f"(acc[11][3]),
-          "+f"(acc[12][0]), "+f"(acc[12][1]), "+f"(acc[12][2]), "+f"(acc[12][3]),
-          "+f"(acc[13][0]), "+f"(acc[13][1]), "+f"(acc[13][2]), "+f"(acc[13][3]),
-          "+f"(acc[14][0]), "+f"(acc[14][1]), "+f"(acc[14][2]), "+f"(acc[14][3]),
-          "+f"(acc[15][0]), "+f"(acc[15][1]), "+f"(acc[15][2]), "+f"(acc[15][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{accumulate}));
+          "+f"(acc[7][0]), "+f"(acc[7][1]), "+f"(acc[7][2]), "+f"(acc[7][3])
+        : "l"(a), "l"(b), "r"(int{accumulate}));
 }
 
 // the output
@@ -529,11 +521,7 @@ struct Queries {
                                              typename C::KTile k) const {
 #pragma unroll
         for (int i = 0; i < (kHeadDim + 15) / 16; ++i) {
-            if constexpr (C::kHoldQ) {
-                wgmma_held_qk(s, held[i], k.depth_columns(16 * i), i > 0);
-            } else {
-                wgmma_qk(s, tile.depth_columns(16 * i), k.depth_columns(16 * i), i > 0);
-            }
+            wgmma_qk(s, tile.depth_columns(16 * i), k.depth_columns(16 * i), i > 0);
         }
     }
 };
@@ -914,24 +902,29 @@ template <class C>
 __global__ void __launch_bounds__(C::kNumThreads, 1)
     fwd_d64_bf16_sm90(const __grid_constant__ Params p) {
     extern __shared__ __align__(1024) uint8_t smem[];
-    const Shared<C> shared{smem, smem_address(smem)};
+    const int group = uniform(threadIdx.x / 128);
+    const int warp = uniform(threadIdx.x / 32);
+    const int team = C::kTeams == 1 ? 0 : group == 0 ? warp / 2 : (group - 1) / C::kGroups;
+    const auto memory_of = [&](int i) -> Shared<C> {
+        return {smem + i * C::kTeamBytes, smem_address(smem) + i * C::kTeamBytes, i};
+    };
+    const Shared<C> shared = memory_of(team);
     if (threadIdx.x == 0) {
         prefetch_map(p.q);
         prefetch_map(p.k);
         prefetch_map(p.v);
-        shared.init_barriers();
+        for (int i = 0; i < C::kTeams; ++i) memory_of(i).init_barriers();
         fence_barrier_init();
     }
     __syncthreads();
-    const int group = uniform(threadIdx.x / 128);
     if (group == 0) {
         lower_registers<C::kProducerRegisters>();
-        const int warp = uniform(threadIdx.x / 32);
-        if (warp == 0) produce_keys(p, shared);
-        if (warp == 1) produce_values(p, shared);
+        const int role = warp - 2 * team;
+        if (role == 0) produce_keys(p, shared);
+        if (role == 1) produce_values(p, shared);
     } else {
         raise_registers<C::kConsumerRegisters>();
-        consume(p, shared, group - 1);
+        consume(p, shared, group - 1 - team * C::kGroups);
     }
 }
 
@@ -975,7 +968,6 @@ template <class C>
 bool launch(Arguments& in, const AttentionArgs& a, Params& p, int num_sms) {
     const int64_t num_tiles_m = (a.seqlen_q + C::kTileM - 1) / C::kTileM;
     const int64_t num_heads_all = a.batch * a.num_heads;
-    constexpr int kTogether = C::kTeams;  // that a thread block takes at once
     const int64_t num_work = num_tiles_m * num_heads_all;
     if (num_work >= kMaxWork) {
         in.fail("ValueError", "%s: expected fewer than 2^31 blocks of %d queries, got %lld",
@@ -991,7 +983,7 @@ bool launch(Arguments& in, const AttentionArgs& a, Params& p, int num_sms) {
         !make_tensor_map(in, "v", kType, a.v, C::kTileN, p.v)) {
         return false;
     }
-    const int64_t num_blocks = (num_work + kTogether - 1) / kTogether;
+    const int64_t num_blocks = (num_work + C::kTeams - 1) / C::kTeams;
     const Grid grid = {min(num_blocks, int64_t{num_sms}), C::kNumThreads, C::kSmemBytes};
     return launch_kernel<&fwd_d64_bf16_sm90<C>>(in, a.device, grid, p);
 }
@@ -1007,8 +999,8 @@ bool run(Arguments& in, const AttentionArgs& a, const ProgramArgs& program) {
     int num_sms = 0;
     if (!in.ok() || !count_multiprocessors(in, a.device, num_sms)) return false;
     Params p = make_params(a, program);
-    if (estimate<Tiles128x128>(a, num_sms) < estimate<Tiles192x128>(a, num_sms)) {
-        return launch<Tiles128x128>(in, a, p, num_sms);
+    if (estimate<TwinTiles128x64>(a, num_sms) < estimate<Tiles192x128>(a, num_sms)) {
+        return launch<TwinTiles128x64>(in, a, p, num_sms);
     }
     return launch<Tiles192x128>(in, a, p, num_sms);
 }

@@ -59,10 +59,7 @@ class Sm90ForwardPlan(KernelPlan):
         hold_q: whether a warpgroup holds its queries in registers.
         q_slots: blocks of queries in shared memory.
         chain: whether the next block's first S is begun behind a block's last P V.
-        loaders: warps that load; see `Tiles`.
         teams: blocks of queries that a thread block is at.
-        paired: whether the blocks of a causal head are dealt out in pairs, the one with most keys
-            that is left and the one with fewest, which needs no counter.
         choice: the configurations that a call chooses from by its sizes, the first as above; empty
             where there is one.
     """
@@ -71,12 +68,10 @@ class Sm90ForwardPlan(KernelPlan):
     hold_q: bool = False
     q_slots: int = 1
     chain: bool = False
-    loaders: int = 2
     teams: int = 1
-    paired: bool = False
     choice: tuple[Tiles, ...] = ()
 
-    pins: ClassVar[tuple[str, ...]] = (*TILES, "paired")
+    pins: ClassVar[tuple[str, ...]] = TILES
 
     @property
     def configs(self) -> tuple[Configuration, ...]:
@@ -102,8 +97,7 @@ class Sm90ForwardPlan(KernelPlan):
     @property
     def dynamic(self) -> bool:
         """Whether blocks of queries differ in work, and are taken from a counter."""
-        differ = self.program.mask is not None or self.variant.layout == "varlen"
-        return differ and not self.paired
+        return self.program.mask is not None or self.variant.layout == "varlen"
 
     @property
     def cleans(self) -> bool:
@@ -184,24 +178,14 @@ class Sm90ForwardPlan(KernelPlan):
         return super().check()
 
     def _check_warps(self) -> None:
-        """Four warps load: two for each of two teams, or up to three for one."""
-        legal_warps = (self.loaders, self.teams) in ((2, 1), (3, 1), (2, 2))
-        if not legal_warps or self.q_slots not in (1, 2):
+        """Two warps load for each team, and five warpgroups have registers."""
+        if self.teams not in (1, 2) or self.teams * self.tile_m // 64 > 4:
             raise PlanError(
-                f"plan: {self.name}: expected 1 team with 2 or 3 loaders or 2 teams with 2, and 1 "
-                f"or 2 q_slots, got {self.teams}, {self.loaders} and {self.q_slots}."
+                f"plan: {self.name}: expected 1 or 2 teams and up to 4 warpgroups that compute, "
+                f"got {self.teams} teams of {self.tile_m // 64}. Lower tile_m or teams."
             )
-        plain = self.variant.layout != "varlen" and not self.hides_keys
-        if self.paired and not (plain and self.program.mask is not None):
-            raise PlanError(
-                f"plan: {self.name}: expected pairs for a causal mask alone, got another. Leave "
-                f"paired out."
-            )
-        if self.teams * self.tile_m // 64 > 4:
-            raise PlanError(
-                f"plan: {self.name}: expected up to 4 warpgroups that compute, got {self.teams} "
-                f"teams of {self.tile_m // 64}. Lower tile_m or teams."
-            )
+        if self.q_slots not in (1, 2):
+            raise PlanError(f"plan: {self.name}: expected 1 or 2 q_slots, got {self.q_slots}.")
 
 
 def plan(
@@ -223,26 +207,24 @@ def candidates(
             target=target,
             family=family,
             reason=reason,
-            paired=paired,
             choice=choice if len(choice) > 1 else (),
             **{name: getattr(choice[0], name) for name in TILES},
         )
-        for choice, paired in _choices(variant)
+        for choice in (*_forward(variant), *untried(variant))
     )
 
 
 _D64 = (
-    Tiles(192, 128, 3, block_clocks=4000, step_clocks=2381),
-    Tiles(128, 128, 2, hold_q=True, block_clocks=3000, step_clocks=1829),
+    Tiles(192, 128, 3, block_clocks=3500, step_clocks=2590),
+    Tiles(128, 64, 4, q_slots=2, chain=True, teams=2, block_clocks=3970, step_clocks=1940),
 )
-"""Two warpgroups where sequences are short, three where they are long, which load less from the L2
-cache for each product. Clocks: H200, 2026-12, prototype kernels of these shapes."""
-
-
-def _choices(variant: Variant) -> Iterator[tuple[tuple[Tiles, ...], bool]]:
-    """Configurations, and whether blocks are dealt out in pairs."""
-    yield from ((choice, False) for choice in _forward(variant))
-    yield from (((tiles,), paired) for tiles, paired in untried(variant))
+_D64_CAUSAL = (
+    Tiles(192, 128, 3, block_clocks=4060, step_clocks=2774),
+    Tiles(128, 64, 4, teams=2, block_clocks=3970, step_clocks=1940),
+)
+"""Two teams where sequences are short; where they are long three warpgroups, which load less
+from the L2 cache for each product. Clocks at 1.75 GHz: NVIDIA H200, 2026-12-03, 512 to 4096.
+"""
 
 
 def _forward(variant: Variant) -> Iterator[tuple[Tiles, ...]]:
@@ -262,7 +244,7 @@ def _forward(variant: Variant) -> Iterator[tuple[Tiles, ...]]:
         return
     if variant.layout != "varlen" and not hides_keys(program):
         if 48 < columns <= 64:
-            yield _D64
+            yield _D64 if program.mask is None else _D64_CAUSAL
     packed_window = variant.layout == "varlen" and program.mask is not None
     if columns <= 64 and not packed_window:
         yield (Tiles(192, 128, 3),)

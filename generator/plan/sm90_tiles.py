@@ -37,10 +37,8 @@ class Tiles:
         q_slots: blocks of queries in shared memory.
         chain: whether the next block's first S is begun behind a block's last P V; always so where
             queries are held.
-        loaders: warps that load. 2: one takes work and brings Q and K, one V. 3: a third takes work
-            and brings Q.
         teams: blocks of queries that a thread block is at, each with warps, tiles and barriers of
-            its own: one team's softmax covers the beginning and the end of the other's.
+            its own: one team's products cover the beginning and the end of the other's.
         block_clocks: what a block of queries costs beside its steps, about.
         step_clocks: what a step costs. The two decide between configurations of one kernel.
     """
@@ -51,7 +49,6 @@ class Tiles:
     hold_q: bool = False
     q_slots: int = 1
     chain: bool = False
-    loaders: int = 2
     teams: int = 1
     block_clocks: int = 0
     step_clocks: int = 0
@@ -61,7 +58,6 @@ class Tiles:
         words += ["Q in registers"] if self.hold_q else []
         words += [f"{self.q_slots} slots of Q"] if self.q_slots > 1 else []
         words += ["chained"] if self.chain else []
-        words += [f"{self.loaders} loading warps"] if self.loaders != 2 else []
         words += [f"{self.teams} teams"] if self.teams > 1 else []
         return ", ".join(words)
 
@@ -116,11 +112,6 @@ class Configuration:
     def chain(self) -> bool:
         """Whether the next block's first S is begun behind a block's last P V."""
         return self.tiles.chain or self.tiles.hold_q
-
-    @property
-    def loaders(self) -> int:
-        """Warps that load."""
-        return self.tiles.loaders
 
     @property
     def teams(self) -> int:
