@@ -210,7 +210,7 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
 
     def check(self) -> KernelPlan:
         """This plan, once tiles, registers and shared memory are known to be legal."""
-        rows = (64, 128) if self.variant.head_dim <= PAGE_COLS else (64, 80)
+        rows = (64, 128) if self.variant.head_dim <= PAGE_COLS else (32, 64, 80)
         if self.tile_m not in rows:
             raise PlanError(
                 f"plan: {self.name}: expected tile_m {' or '.join(map(str, rows))} at head_dim "
@@ -245,11 +245,17 @@ def missing(variant: Variant, asked: bool = False) -> str:
         asked: whether somebody asked for this family. Then what no GPU has been seen to compute
             right is offered too; it is never the default.
     """
+    wide = max(variant.head_dim, variant.head_dim_v) > 128
+    learns = bool(program_for(variant).gradients)
     unwritten = {
-        "gradients of captures": bool(program_for(variant).gradients),
+        "gradients of captures at head sizes above 128": learns and wide,
+        "deterministic gradients of captures at head sizes above 64": learns
+        and variant.deterministic
+        and variant.head_dim > PAGE_COLS,
     }
     unverified = {
         "deterministic variants": variant.deterministic,
+        "gradients of captures": learns,
         "layout varlen": variant.layout == "varlen",
     }
     lacks = unwritten if asked else unwritten | unverified
@@ -294,6 +300,8 @@ def candidates(
         consumer_registers=consumer_registers,
     )
     shapes = [(128, 2), (64, 2), (64, 1)][busy or large :]
+    if large and program.gradients and (program.score_needed or base.sums_over_keys):
+        shapes = [(32, 2)]  # more spill
     first = next(legal(replace(base, tile_m=m, num_stages=n) for m, n in shapes), None)
     if first is None:
         return

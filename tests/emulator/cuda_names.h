@@ -32,6 +32,8 @@ T atomicMax(T* place, std::common_type_t<T> value) {
     *place = std::max(before, value);
     return before;
 }
+inline float __int_as_float(int x) { return emu::from_bits<float>(static_cast<uint32_t>(x)); }
+inline long long __float2ll_rn(float x) { return llrintf(x); }
 inline float __uint_as_float(uint32_t x) { return emu::from_bits<float>(x); }
 inline uint32_t __float_as_uint(float x) { return static_cast<uint32_t>(emu::bits_of(x)); }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }

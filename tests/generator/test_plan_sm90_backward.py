@@ -7,6 +7,7 @@ import pytest
 from flashgen.generator.arch import TARGETS
 from flashgen.generator.errors import PlanError
 from flashgen.generator.plan import candidates, plan, sm90_backward
+from flashgen.generator.spec import load_specs
 from flashgen.generator.variant import Variant, parse_key
 
 SM90 = TARGETS["sm90"]
@@ -99,7 +100,7 @@ def test_what_it_has_is_its_own(key):
 
 
 def test_a_tile_that_does_not_fit():
-    with pytest.raises(PlanError, match="expected tile_m 64 or 80 at head_dim 128, got 128"):
+    with pytest.raises(PlanError, match="expected tile_m 32 or 64 or 80 at head_dim 128, got 128"):
         make("d128-bf16", tile_m=128)
     with pytest.raises(PlanError, match="expected tile_m 64 or 128"):
         make("d64-bf16", tile_m=32)
@@ -129,6 +130,16 @@ def test_eighty_queries_have_all_of_dq_in_whole_pages():
         (product,) = (one for one in found.products if one.name == "wgmma_dq")
         assert product.width == 80 and product.a_transposed
     assert not make("d128-bf16").transposes_dq and not make("d64-bf16").transposes_dq
+
+
+def test_gradients_of_captures_are_there_for_those_who_ask():
+    spec = "dtype: bf16\ncaptures: {a: {dims: [num_heads], dtype: fp32, grad: true}}\n"
+    for size, score, rows in ((64, "score * a[h]", 64), (128, "score * a[h]", 32)):
+        text = f'head_dim: {size}\n{spec}score: "{score}"\n'
+        variant = load_specs(text, "captures.yaml")[0].variants[0]
+        assert plan(variant, "backward", SM90).family == "sm80"
+        found = plan(variant, "backward", SM90, family="sm90")
+        assert found.family == "sm90" and found.tile_m == rows
 
 
 def test_deterministic_variants_have_room_for_two_parts_of_dq():

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import catalogue_cases
 import pytest
 import torch
 
 from flashgen.generator.arch import TARGETS
 from flashgen.generator.pins import Pin
 from flashgen.generator.plan import candidates
+from flashgen.generator.program import program_for
 from flashgen.generator.spec import load_specs
 from flashgen.generator.variant import parse_key
 from flashgen.runtime.build import BuildRequest, build
+from flashgen.runtime.catalogue import Catalogue
 from flashgen.runtime.kernel import Kernel
 from flashgen.runtime.samples import random_inputs
 from flashgen.runtime.verify import Shape, compare_call
@@ -158,3 +161,29 @@ def test_every_call_gives_the_same_bits(device, key):
             again = kernel.backward(*tensors, **data.arguments, **more)
             for name in ("dq", "dk", "dv"):
                 assert torch.equal(getattr(again, name), getattr(first, name)), (name, shape)
+
+
+def test_gradients_of_captures(device):
+    """Every spec of the catalogue that has some, at its own head size and at 128."""
+    specs = Catalogue.load().entries
+    learning = [entry for entry in specs if program_for(entry.variant).gradients]
+    kernels = []
+    for entry in learning:
+        case = catalogue_cases.CASES.get(entry.spec.name)
+        if case is None or entry.variant.dtype not in ("fp16", "bf16"):
+            continue
+        kernels.append((case, entry.variant))
+        kernels.append((case, replace(entry.variant, head_dim=128, head_dim_v=128)))
+        if entry.variant.head_dim <= 64:
+            kernels.append((case, replace(entry.variant, deterministic=True)))
+    assert len(kernels) >= 20
+    build(
+        [
+            BuildRequest(v, name, SM90, "sm90")
+            for _, v in kernels
+            for name in ("forward", "backward")
+        ]
+    )
+    for case, variant in kernels:
+        kernel = Kernel(variant, device, family="sm90")
+        catalogue_cases.check_kernel(kernel, case, device, backward=True)
