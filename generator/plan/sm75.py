@@ -15,7 +15,8 @@ from ..errors import PlanError
 from ..program import program_for
 from ..variant import Variant
 from .base import KernelPlan, first_legal, legal
-from .sm80_backward import Sm80BackwardPlan, backward_tiles
+from .sm80_backward import Sm80BackwardPlan
+from .sm80_backward_tiles import backward_tiles
 from .sm80_base import Sm80Plan
 from .sm80_forward import Sm80ForwardPlan
 

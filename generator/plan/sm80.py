@@ -9,7 +9,8 @@ from ..arch import Target
 from ..variant import Variant
 from .base import first_legal, legal
 from .sm80_alternatives import backward_alternatives, forward_alternatives
-from .sm80_backward import Sm80BackwardPlan, backward_shapes
+from .sm80_backward import Sm80BackwardPlan
+from .sm80_backward_tiles import backward_shapes
 from .sm80_base import Sm80Plan
 from .sm80_forward import Sm80ForwardPlan, forward_shapes
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..arch import Target
 from ..variant import Variant
-from .sm80_backward import backward_shapes, backward_tiles, can_take_turns, in_turns
+from .sm80_backward import can_take_turns
+from .sm80_backward_tiles import backward_shapes, backward_tiles, in_turns
 from .sm80_forward import forward_shapes, forward_tiles
 
 # num_stages, paced, short_rows, rescale of a loop over the same tiles
