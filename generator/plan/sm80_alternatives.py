@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..arch import Target
+from ..program import program_for
 from ..variant import Variant
 from .sm80_backward import can_take_turns
 from .sm80_backward_tiles import backward_shapes, backward_tiles, in_turns
@@ -67,9 +68,16 @@ def backward_alternatives(variant: Variant, target: Target) -> Iterator[dict[str
     if can_take_turns(variant):
         yield from in_turns(variant, target)
     columns = max(variant.head_dim, variant.head_dim_v)
+    shipped = next(backward_shapes(variant, target))
+    if program_for(variant).mask is not None:  # the last blocks to run are short ones
+        yield shipped | {"head_sections": 32}
+        yield shipped | {"head_sections": 32, "short_addresses": True}
+        if columns > 128:
+            more = {"short_addresses": True, "late_copies": True, "head_sections": 32}
+            yield backward_tiles(64, 8, 2, 4, 1, 2) | more
     for late_copies in (False, True):  # fewer instructions between a step's barriers
         steps = {"short_addresses": True, "late_copies": late_copies}
-        yield next(backward_shapes(variant, target)) | steps
+        yield shipped | steps
         if columns > 128:
             yield backward_tiles(64, 8, 2, 4, 1, 2) | steps
     # as backward_tiles has them

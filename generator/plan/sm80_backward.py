@@ -51,6 +51,8 @@ class Sm80BackwardPlan(Sm80Plan):
             else dQ has a kernel of its own.
         short_addresses: whether eight threads copy a row, several chunks each, dQ's sums are at one
             address and offsets of it, and no step divides by the size of a group of heads.
+        head_sections: heads, a power of two at most, whose thread blocks are dealt out together,
+            longest first; 0: one head after another.
         late_copies: whether the next step's tiles start behind the scores' product, not ahead.
     """
 
@@ -62,11 +64,12 @@ class Sm80BackwardPlan(Sm80Plan):
     takes_turns: bool = False
     short_addresses: bool = False
     late_copies: bool = False
+    head_sections: int = 0
 
     pins: ClassVar[tuple[str, ...]] = (
         *Sm80Plan.pins,
         *("key_atoms", "head_splits", "score_splits", "num_stages", "dq_tile_n"),
-        *("takes_turns", "short_addresses", "late_copies"),
+        *("takes_turns", "short_addresses", "late_copies", "head_sections"),
     )
 
     keep_keys: ClassVar[int] = 16
@@ -94,7 +97,7 @@ class Sm80BackwardPlan(Sm80Plan):
     @property
     def sections(self) -> bool:
         """Whether thread blocks of several heads are dealt out together."""
-        return False
+        return self.head_sections > 0
 
     @property
     def adds_in_order(self) -> bool:
@@ -289,6 +292,11 @@ class Sm80BackwardPlan(Sm80Plan):
             raise PlanError(
                 f"plan: {self.name}: expected a deterministic variant whose mask is a band of "
                 "positions and whose captures have no gradients, got another with takes_turns."
+            )
+        if self.head_sections and (self.takes_turns or self.variant.layout == "varlen"):
+            raise PlanError(
+                f"plan: {self.name}: expected head_sections 0 where blocks take turns or sequences "
+                f"are packed, got {self.head_sections}."
             )
         if self.late_copies and not self.loads_ahead:
             raise PlanError(

@@ -45,6 +45,7 @@ def test_a_backward_of_few_addresses_is_right(tmp_path):
     variant, target = parse_key("d64-bf16-causal"), TARGETS["sm90"]
     pins = {"short_addresses": True, "late_copies": True, "tile_m": 32, "num_warps": 8}
     pins |= {"key_atoms": 1, "min_blocks": 1, "score_splits": 2, "num_stages": 2}
+    pins |= {"head_sections": 32}
     plans = [
         plan(variant, "forward", target, family="sm80"),
         plan(variant, "backward", target, family="sm80", pins=pins),
