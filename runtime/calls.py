@@ -60,7 +60,7 @@ class Plan:
         """``out`` alone, of a call that is nothing but q, k and v; None where that is not known."""
         if not self.repeats:
             return None
-        return repeated(self.kernel, q, k, v, self.softmax_scale, 0.0)
+        return repeated(self.kernel, q, k, v, self.softmax_scale, 0.0, self.heads_first)
 
     def __call__(
         self,
@@ -187,7 +187,7 @@ def call_variant(
     plan = Plan(
         kernel, scale, threshold, pads, head_dim_v, signature, extras.numbers, heads_first,
         _mask_layout(extras.tensors) if tensors_known else None,
-        not (pads or heads_first or threshold or given),
+        not (pads or threshold or given),
     )  # fmt: skip
     if options is not None:
         remember(plan, *asked, options)

@@ -184,13 +184,14 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled():
             grads = OneDerivative.apply(ctx.call, *tensors)  # type: ignore[no-untyped-call]
         else:
-            grads = _run_backward(ctx.call, *tensors)
+            grads = run_backward(ctx.call, *tensors)
         if not count:
             return (*grads, None, None)
         return (*grads[:3], None, None, *placed(ctx.call[0], grads[3:], count))
 
 
-def _run_backward(call: _Call, *tensors: Any) -> tuple[torch.Tensor, ...]:
+def run_backward(call: _Call, *tensors: Any) -> tuple[torch.Tensor, ...]:
+    """(dq, dk, dv, gradients of extras) of dout, q, k, v, out, lse, dlse, rng_state, extras."""
     runner, softmax_scale, dropout_threshold, numbers, heads_first = call
     dout, q, k, v, out, lse, dlse, rng_state, *extras = tensors
     if heads_first:
@@ -218,7 +219,7 @@ class OneDerivative(torch.autograd.Function):
     def forward(  # noqa: D102
         ctx: FunctionCtx, call: _Call, *tensors: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
-        return _run_backward(call, *tensors)
+        return run_backward(call, *tensors)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *_: torch.Tensor) -> tuple[None, ...]:  # noqa: D102

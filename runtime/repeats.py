@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from .launch import Launch
-from .ops import PLAIN_TENSORS, OneDerivative
+from .ops import PLAIN_TENSORS, OneDerivative, run_backward
 
 if TYPE_CHECKING:
     from .passes import PassRunner
@@ -26,9 +25,17 @@ _transforms_are_active = torch._C._are_functorch_transforms_active
 
 
 def repeated(
-    runner: PassRunner, q: Any, k: Any, v: Any, softmax_scale: Any, dropout_p: Any
+    runner: PassRunner,
+    q: Any,
+    k: Any,
+    v: Any,
+    softmax_scale: Any,
+    dropout_p: Any,
+    heads_first: bool = False,
 ) -> torch.Tensor | None:
-    """``out`` of a call with nothing but these arguments, which may be anything.
+    """``out`` of a call with nothing but these arguments, of which the first six may be anything.
+
+    With ``heads_first`` q, k, v and out are (batch, heads, seqlen, head_dim).
 
     None where no earlier call was like it, and of a variant whose calls take more, which has no
     launches by these three. Not to be called in a trace.
@@ -43,23 +50,24 @@ def repeated(
         or _transforms_are_active()
     ):
         return None
-    launch = runner.forwards.get((q.shape, k.shape, q.device))
-    if launch is None:
-        return None
     if softmax_scale is None:
         softmax_scale = runner.default_scale
     elif type(softmax_scale) is not float or not 0.0 < softmax_scale < _LARGEST_SCALE:
         return None
     try:
         if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            out: torch.Tensor = _apply(q, k, v, (runner, launch, softmax_scale))
+            out: torch.Tensor = _apply(q, k, v, (runner, softmax_scale, heads_first))
             return out
-        return runner.forward_of(launch, launch.unread, q, k, v, None, softmax_scale, 0)[0]
+        if heads_first:
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        launch = runner.forwards[q.shape, k.shape, q.device]
+        out, _ = runner.forward_of(launch, launch.unread, q, k, v, None, softmax_scale, 0)
+        return out.transpose(1, 2) if heads_first else out
     except Exception:  # of whatever kind: the long way meets it again
         return None
 
 
-_Call: TypeAlias = "tuple[PassRunner, Launch, float]"
+_Call: TypeAlias = "tuple[PassRunner, float, bool]"
 
 
 class _Repeated(torch.autograd.Function):
@@ -69,21 +77,30 @@ class _Repeated(torch.autograd.Function):
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: _Call
     ) -> torch.Tensor:
-        runner, launch, softmax_scale = call
-        out, lse = runner.forward_of(launch, None, q, k, v, None, softmax_scale, 0)
+        runner, softmax_scale, heads_first = call
+        if heads_first:
+            seq_q, seq_k, seq_v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        else:
+            seq_q, seq_k, seq_v = q, k, v
+        launch = runner.forwards[seq_q.shape, seq_k.shape, seq_q.device]
+        out, lse = runner.forward_of(launch, None, seq_q, seq_k, seq_v, None, softmax_scale, 0)
+        if heads_first:
+            out = out.transpose(1, 2)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call = call
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        runner, _, softmax_scale = ctx.call
+        runner, softmax_scale, heads_first = ctx.call
+        call = (runner, softmax_scale, 0, (), heads_first)
+        tensors = (dout, *ctx.saved_tensors, None, None)
         if _is_grad_enabled():
-            call = (runner, softmax_scale, 0, (), False)
-            tensors = (dout, *ctx.saved_tensors, None, None)
             dq, dk, dv = OneDerivative.apply(call, *tensors)  # type: ignore[no-untyped-call]
+        elif heads_first:
+            dq, dk, dv = run_backward(call, *tensors)
         else:
-            dq, dk, dv = runner.run_backward(dout, *ctx.saved_tensors, None, None, softmax_scale, 0)
+            dq, dk, dv = runner.run_backward(*tensors, softmax_scale, 0)
         return dq, dk, dv, None
 
 

@@ -67,7 +67,8 @@ def scaled_dot_product_attention(
     plan = known_plan(query, key, value, options)
     if plan is not None:
         if attn_mask is None:
-            return plan(query, key, value)[0]
+            again = plan.again(query, key, value)
+            return plan(query, key, value)[0] if again is None else again
         if plan.mask_layout is not None:
             mask = attn_mask.as_strided(*plan.mask_layout, attn_mask.storage_offset())
             return plan(query, key, value, NOTHING, (mask,))[0]
