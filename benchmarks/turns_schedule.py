@@ -1,7 +1,7 @@
 """What waiting for turns costs family sm80's deterministic backward, in a simulation.
 
-    python benchmarks/turns_schedule.py                                           prints a table
-    python benchmarks/turns_schedule.py --out benchmarks/results/turns_schedule.json   and records it
+    python benchmarks/turns_schedule.py               prints a table
+    python benchmarks/turns_schedule.py --out FILE    records it too
 
 Thread blocks begin in the order of their tickets, wherever one ends. A step takes 1, more or less
 by the jitter; a block may add to a tile of dQ once the block with the keys before its own has. What
