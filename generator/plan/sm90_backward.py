@@ -77,6 +77,11 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         return False
 
     @property
+    def sums_apart(self) -> bool:
+        """Whether one warpgroup sums up dK and the other dV."""
+        return False
+
+    @property
     def consumer(self) -> str:
         """The template part of what computes."""
         return "sm90/backward_consumer.cu.j2"

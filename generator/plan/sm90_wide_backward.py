@@ -62,13 +62,17 @@ class Sm90WideBackwardPlan(Sm90BackwardPlan):
             global memory meanwhile; takes registers.
         own_dq: whether dQ has a kernel of its own, which scores a second time. The kernel that
             adds to dQ is bound by what the L2 cache adds up.
+        apart: whether then one warpgroup sums up dK and the other dV, each from tiles of its own,
+            with nothing to change hands.
     """
 
     chained_products: bool = True
     own_dq: bool = False
+    apart: bool = False
 
     pins: ClassVar[tuple[str, ...]] = (
-        *("num_stages", "chained_products", "own_dq", "head_sections", "chained_launches"),
+        *("num_stages", "chained_products", "own_dq", "apart"),
+        *("head_sections", "chained_launches"),
     )
 
     @property
@@ -97,7 +101,13 @@ class Sm90WideBackwardPlan(Sm90BackwardPlan):
     @property
     def consumer(self) -> str:
         """The template part of what computes."""
-        return "sm90/backward_wide_consumer.cu.j2"
+        kind = "apart" if self.apart else "wide"
+        return f"sm90/backward_{kind}_consumer.cu.j2"
+
+    @property
+    def sums_apart(self) -> bool:
+        """Whether one warpgroup sums up dK and the other dV."""
+        return self.apart
 
     @property
     def share_qk(self) -> ColumnShare:
@@ -112,7 +122,7 @@ class Sm90WideBackwardPlan(Sm90BackwardPlan):
     @property
     def score_m(self) -> int:
         """Queries of a step that a warpgroup scores."""
-        return self.tile_m // _GROUPS
+        return self.tile_m if self.apart else self.tile_m // _GROUPS
 
     @property
     def padded_qk(self) -> int:
@@ -127,12 +137,17 @@ class Sm90WideBackwardPlan(Sm90BackwardPlan):
     @property
     def products(self) -> tuple[Product, ...]:
         """Every width of wgmma that the kernel has."""
+        variant = self.variant
         return (
             Product("wgmma_scores", self.score_m, False, False, "S^T and dP^T"),
-            Product("wgmma_dv", self.share_v.width, True, True, "dV"),
-            Product("wgmma_dk", self.share_qk.width, True, True, "dK"),
+            Product("wgmma_dv", self._sums(self.share_v, variant.head_dim_v), True, True, "dV"),
+            Product("wgmma_dk", self._sums(self.share_qk, variant.head_dim), True, True, "dK"),
             *self._dq_products,
         )
+
+    def _sums(self, share: ColumnShare, head_dim: int) -> int:
+        """Columns of dK or dV that a warpgroup sums up."""
+        return round_up(head_dim, 16) if self.apart else share.width
 
     @property
     def _dq_products(self) -> tuple[Product, ...]:
@@ -158,8 +173,7 @@ class Sm90WideBackwardPlan(Sm90BackwardPlan):
                 stages * tile_bytes(self.tile_m, variant.head_dim_v),
                 f"{stages} tiles of dO",
             ),
-            ("p", exchanged, f"P {of}"),
-            ("ds", exchanged, f"dS {of}"),
+            *([] if self.apart else [("p", exchanged, f"P {of}"), ("ds", exchanged, f"dS {of}")]),
             ("lse", stages * self.tile_m * 4, f"{stages} tiles of lse"),
             ("delta", stages * self.tile_m * 4, f"{stages} tiles of delta"),
             ("steps", stages * self.step_bytes, "what each step is"),
@@ -186,6 +200,8 @@ class Sm90WideBackwardPlan(Sm90BackwardPlan):
                 f"plan: {self.name}: expected tile_m {_QUERIES} at head sizes above 128, got "
                 f"{self.tile_m}."
             )
+        if self.apart and (self.variant.dropout or not self.own_dq):
+            raise PlanError(f"plan: {self.name}: expected own_dq and no dropout beside apart.")
         if self.variant.deterministic and not self.own_dq:
             raise PlanError(f"plan: {self.name}: expected own_dq for a deterministic variant.")
         if self.registers_estimate > self.consumer_registers:
@@ -232,16 +248,18 @@ def candidates(
         producer_registers=producer_registers,
         consumer_registers=consumer_registers,
     )
-    ways = [] if variant.deterministic else [(True, False), (False, False)]
+    ways = [] if variant.deterministic else [(True, False, False), (False, False, False)]
+    ways += [(False, True, False), (False, True, True)]
     return legal(
         replace(
             base,
             chained_products=products,
             own_dq=own_dq,
+            apart=apart,
             head_sections=heads,
             chained_launches=launches,
         )
         for heads in ((SECTION_HEADS, 0) if is_ragged(variant) else (0,))
         for launches in ((True, False) if program.tile_test is None else (False,))
-        for products, own_dq in (*ways, (False, True))
+        for products, own_dq, apart in ways
     )

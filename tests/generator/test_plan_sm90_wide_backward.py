@@ -98,6 +98,16 @@ def test_deterministic_variants_have_a_kernel_for_dq():
     assert not make("d256-bf16").separate_dq
 
 
+def test_sums_apart_have_all_columns_and_nothing_to_exchange():
+    found = make("d192v128-bf16", own_dq=True, apart=True)
+    widths = {product.name: product.width for product in found.products}
+    assert (widths["wgmma_dk"], widths["wgmma_dv"], widths["wgmma_scores"]) == (192, 128, 64)
+    assert not {"p", "ds"} & {buffer.name for buffer in found.smem}
+    for key, pins in (("d256-bf16", {}), ("d256-bf16-dropout", {"own_dq": True})):
+        with pytest.raises(PlanError, match="expected own_dq and no dropout beside apart"):
+            make(key, apart=True, **pins)
+
+
 def test_tile_tests_leave_no_registers_for_two_products_at_once():
     assert not make("d256-bf16-blockmask128x128").chained_products
     assert make("d192-bf16-blockmask128x128").chained_products
