@@ -105,17 +105,16 @@ class Sm80ForwardPlan(Sm80Plan):
         return super().check()
 
     def _check_loads(self) -> None:
-        """Loads ahead and short rows are for whole rows, and for loops without a program."""
+        """Loads ahead and short rows are for whole rows, and for loops without scores."""
         sizes = {self.variant.head_dim, self.variant.head_dim_v}
-        program = self.program
-        plain = program.score is None and program.tile_test is None and program.band.lower is None
+        plain = self.program.score is None and self.key_splits == 1
         whole = self.copy == "copy_async" and all(size % 64 == 0 for size in sizes)
         if self.num_stages > 2 or (
-            self.loads_ahead and not (plain and self.key_splits == 1 and not self.stats_in_smem)
+            self.loads_ahead and not plain
         ):
             raise PlanError(
-                f"plan: {self.name}: expected one stage and no pacing where a program scores, "
-                "has windows or walks tiles or warps share queries, two stages at most elsewhere, "
+                f"plan: {self.name}: expected one stage and no pacing where a program scores "
+                "or warps share queries, two stages at most elsewhere, "
                 f"got num_stages {self.num_stages}, paced {self.paced}. Lower num_stages."
             )
         if (self.loads_ahead or self.short_rows) and not whole:
@@ -174,11 +173,15 @@ def _loop(variant: Variant, target: Target, key_splits: int) -> dict[str, Any]:
     causal, dropout = bool(variant.causal), variant.dropout > 0
     whole = variant.head_dim % 64 == variant.head_dim_v % 64 == 0
     walks = program.tile_test is not None or program.band.lower is not None
-    paced = whole and not walks and program.score is None and key_splits == 1
+    captures = program.tile_test is not None and bool(program.captures)
+    hopper = target.capability == (9, 0)
+    if walks and not (hopper and columns <= 128 and program.score is None and not dropout):
+        whole = False  # compiled, but not the default
+    paced = whole and program.score is None and key_splits == 1
     if target.capability >= (10, 0) and columns <= 128:
         paced = whole = False
     elif columns <= 64:
-        paced = paced and (causal or dropout)
+        paced = paced and (causal or dropout) and program.band.lower is None  # 20 bytes
     if target.capability >= (10, 0):
         paced = paced and variant.layout != "varlen"  # row statistics in shared memory
         tight = dropout and 64 < columns <= 128
@@ -187,12 +190,13 @@ def _loop(variant: Variant, target: Target, key_splits: int) -> dict[str, Any]:
         tight = before and columns > 96 and (not causal or (columns > 128 and dropout))
         if 64 < columns <= 128:
             paced = paced and (tight or not dropout)
-    staged = paced and 64 < columns <= 128 and not dropout and target.capability == (9, 0)
+            tight = tight or (hopper and captures)  # 40 bytes
+    staged = paced and 64 < columns <= 128 and not dropout and hopper
     return {
         "num_stages": 2 if staged else 1,
         "paced": paced,
-        "short_rows": whole and not walks,
-        "rescale": "rows" if tight and not paced else "seldom",
+        "short_rows": whole,
+        "rescale": "rows" if tight and (not paced or captures) else "seldom",
     }
 
 

@@ -34,13 +34,15 @@ struct PacedCopy {
     uint32_t smem;           // of the thread's first chunk
     const Element*& source;  // of its next one; ends a tile further down than it began
     int64_t row_stride;
-    int end_row;  // counted from the thread's first row
+    int end_row, begin_row;  // counted from the thread's first row
 
     static __device__ __forceinline__ PacedCopy of(Tile tile, const Element*& source,
-                                                   int64_t row_stride, int end_row) {
+                                                   int64_t row_stride, int end_row,
+                                                   int begin_row = INT32_MIN) {
         const int thread = opaque(threadIdx.x);
         const int row = thread / Share::kRowThreads;
-        return {tile.at(row, thread % Share::kRowThreads * 8), source, row_stride, end_row - row};
+        return {tile.at(row, thread % Share::kRowThreads * 8), source, row_stride, end_row - row,
+                begin_row == INT32_MIN ? begin_row : begin_row - row};
     }
 
     // Starts part `part` of `parts`, whole rows: what follows a product's loads from shared memory
@@ -53,7 +55,8 @@ struct PacedCopy {
 #pragma unroll
             for (int j = 0; j < Share::kRowChunks; ++j) {
                 cp_async_16(smem + Tile::offset(row, Share::next_col(j)),
-                            source + Share::next_col(j), row < end_row);
+                            source + Share::next_col(j),
+                            row < end_row && row >= begin_row);
             }
             source += Share::kRowStep * row_stride;
         }
