@@ -109,9 +109,7 @@ class Sm80ForwardPlan(Sm80Plan):
         sizes = {self.variant.head_dim, self.variant.head_dim_v}
         plain = self.program.score is None and self.key_splits == 1
         whole = self.copy == "copy_async" and all(size % 64 == 0 for size in sizes)
-        if self.num_stages > 2 or (
-            self.loads_ahead and not plain
-        ):
+        if self.num_stages > 2 or (self.loads_ahead and not plain):
             raise PlanError(
                 f"plan: {self.name}: expected one stage and no pacing where a program scores "
                 "or warps share queries, two stages at most elsewhere, "
@@ -174,9 +172,12 @@ def _loop(variant: Variant, target: Target, key_splits: int) -> dict[str, Any]:
     whole = variant.head_dim % 64 == variant.head_dim_v % 64 == 0
     walks = program.tile_test is not None or program.band.lower is not None
     captures = program.tile_test is not None and bool(program.captures)
+    varlen = variant.layout == "varlen"
     hopper = target.capability == (9, 0)
     if walks and not (hopper and columns <= 128 and program.score is None and not dropout):
         whole = False  # compiled, but not the default
+    if program.tile_test is not None and columns > 64 and (varlen or (causal and not captures)):
+        whole = False  # up to 56 bytes spill
     paced = whole and program.score is None and key_splits == 1
     if target.capability >= (10, 0) and columns <= 128:
         paced = whole = False
@@ -190,7 +191,7 @@ def _loop(variant: Variant, target: Target, key_splits: int) -> dict[str, Any]:
         tight = before and columns > 96 and (not causal or (columns > 128 and dropout))
         if 64 < columns <= 128:
             paced = paced and (tight or not dropout)
-            tight = tight or (hopper and captures)  # 40 bytes
+            tight = tight or (hopper and captures and paced)  # 40 bytes
     staged = paced and 64 < columns <= 128 and not dropout and hopper
     return {
         "num_stages": 2 if staged else 1,

@@ -12,6 +12,7 @@ import torch
 
 from flashgen.generator.arch import TARGETS
 from flashgen.generator.plan import plan
+from flashgen.generator.spec import load_specs
 from flashgen.generator.variant import parse_key
 from flashgen.runtime.samples import Shape
 from flashgen.runtime.verify import compare_call
@@ -37,6 +38,25 @@ def emulate(key, folder, **pins):
 def test_a_loop_is_right(key, pins, tmp_path):
     kernel = emulate(key, tmp_path, **pins)
     for shape in SHAPES:
+        for name, found in compare_call(kernel, shape, CPU, backward=False).items():
+            assert found.ok, f"{name}, {shape}: {found}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "pins"),
+    [
+        # tiles of every class; some in between are empty
+        ('mask: "abs(q_idx - kv_idx) % 256 < 40"', STAGED),
+        ('mask: "abs(q_idx - kv_idx) % 256 < 40"', STAGED | {"num_stages": 1}),
+        ("layout: varlen\ncausal: true\nwindow: {left: 40, right: 9}", STAGED),
+    ],
+)
+def test_a_walk_loads_ahead(fields, pins, tmp_path):
+    (spec,) = load_specs(f"head_dim: 64\ndtype: bf16\n{fields}\n", "walk.yaml")
+    pins = pins | {"tile_n": 64}
+    chosen = plan(spec.variants[0], "forward", TARGETS["sm90"], family="sm80", pins=pins)
+    kernel = emulated.EmulatedKernel([chosen], tmp_path)
+    for shape in (*SHAPES, Shape(1, 2, 1, 20, 700)):
         for name, found in compare_call(kernel, shape, CPU, backward=False).items():
             assert found.ok, f"{name}, {shape}: {found}"
 
