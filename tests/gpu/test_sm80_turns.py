@@ -63,7 +63,7 @@ def test_gradients_are_the_same_to_the_bit(device, text, shape):
     packed = kernel.variant.layout == "varlen"
 
     def normal(length, count):
-        sizes = (1, batch * length) if packed else (batch, length)
+        sizes = (batch * length,) if packed else (batch, length)
         return torch.randn(*sizes, count, size, device=device, dtype=dtype)
 
     torch.manual_seed(0)
