@@ -59,12 +59,39 @@ def repeated(
             out: torch.Tensor = _apply(q, k, v, (runner, softmax_scale, heads_first))
             return out
         if heads_first:
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        launch = runner.forwards[q.shape, k.shape, q.device]
-        out, _ = runner.forward_of(launch, launch.unread, q, k, v, None, softmax_scale, 0)
+            q, k, v = _swapped(q, k, v)
+        out, _ = _run(runner, q, k, v, softmax_scale, reads_lse=False)
         return out.transpose(1, 2) if heads_first else out
-    except Exception:  # of whatever kind: the long way meets it again
+    except _RefusedError:
         return None
+
+
+def _swapped(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise _RefusedError
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+class _RefusedError(Exception):
+    """The long way will tell why. What others raise passes: checkpoints stop by an exception."""
+
+
+def _run(
+    runner: PassRunner,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float,
+    reads_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        launch = runner.forwards[q.shape, k.shape, q.device]
+        lse = None if reads_lse else launch.unread
+        return runner.forward_of(launch, lse, q, k, v, None, softmax_scale, 0)
+    except Exception:
+        raise _RefusedError from None
 
 
 _Call: TypeAlias = "tuple[PassRunner, float, bool]"
@@ -78,12 +105,8 @@ class _Repeated(torch.autograd.Function):
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: _Call
     ) -> torch.Tensor:
         runner, softmax_scale, heads_first = call
-        if heads_first:
-            seq_q, seq_k, seq_v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        else:
-            seq_q, seq_k, seq_v = q, k, v
-        launch = runner.forwards[seq_q.shape, seq_k.shape, seq_q.device]
-        out, lse = runner.forward_of(launch, None, seq_q, seq_k, seq_v, None, softmax_scale, 0)
+        seq_q, seq_k, seq_v = _swapped(q, k, v) if heads_first else (q, k, v)
+        out, lse = _run(runner, seq_q, seq_k, seq_v, softmax_scale, reads_lse=True)
         if heads_first:
             out = out.transpose(1, 2)
         ctx.save_for_backward(q, k, v, out, lse)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import flashgen
 from flashgen.flash_attn import flash_attn_func
@@ -118,3 +119,12 @@ def test_saves_what_backward_needs_and_no_more(kernel):
         out = again(kernel, q, k, v)
     assert [t.data_ptr() for t in saved[:4]] == [t.data_ptr() for t in (q, k, v, out)]
     assert [t.shape for t in saved[4:]] == [(2, 3, 5)]
+
+
+def test_a_checkpoint_may_repeat_what_it_recomputes(kernel):
+    q, k, v = (torch.randn(1, 7, 2, 16).requires_grad_() for _ in range(3))
+    assert again(kernel, q, k, v) is None  # the forward goes the long way, its repetition doesn't
+    out = checkpoint(kernel, q, k, v, use_reentrant=False)
+    got = torch.autograd.grad(out.square().sum(), (q, k, v))
+    expected = torch.autograd.grad(kernel(q, k, v).square().sum(), (q, k, v))
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
