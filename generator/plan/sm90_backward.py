@@ -305,7 +305,8 @@ def candidates(
         consumer_registers=consumer_registers,
     )
     shapes = [(128, 2), (64, 2), (64, 1)][busy or large :]
-    if large and program.gradients and (program.score_needed or base.sums_over_keys):
+    crowded = program.score_needed or base.sums_over_keys or variant.dropout
+    if large and program.gradients and crowded:
         shapes = [(32, 2)]  # more spill
     first = next(legal(replace(base, tile_m=m, num_stages=n) for m, n in shapes), None)
     if first is None:
