@@ -193,6 +193,8 @@ def _loop(variant: Variant, target: Target, key_splits: int) -> dict[str, Any]:
             paced = paced and (tight or not dropout)
             tight = tight or (hopper and captures and paced)  # 40 bytes
     staged = paced and 64 < columns <= 128 and not dropout and hopper
+    if staged and program.band.lower is not None and not causal:
+        paced = False  # 48 bytes where both ends of the window are constants
     return {
         "num_stages": 2 if staged else 1,
         "paced": paced,
