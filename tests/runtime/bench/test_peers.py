@@ -12,7 +12,11 @@ from flashgen.generator.variant import parse_key
 from flashgen.runtime.bench.cells import Cell
 from flashgen.runtime.bench.contest import Calls
 from flashgen.runtime.bench.peers import PEERS, Refusal, peers_named
-from flashgen.runtime.bench.peers.flash_attn import FlashAttention2, FlashAttention3
+from flashgen.runtime.bench.peers.flash_attn import (
+    FlashAttention2,
+    FlashAttention3,
+    FlashAttention4,
+)
 from flashgen.runtime.catalogue import Catalogue
 from flashgen.runtime.reference import Problem, attention
 from flashgen.runtime.samples import Shape
@@ -108,6 +112,10 @@ def test_options_of_flash_attention(key, options):
     with pytest.raises(Refusal, match="no dropout"):
         FlashAttention3()._options(cell, arguments, 0.1)
     assert FlashAttention2()._options(cell, arguments, 0.1) == options | {"dropout_p": 0.1}
+    left, right = options.get("window_size", (None, None))
+    beyond = (None if left == -1 else left, None if right == -1 else right)
+    of_fa4 = options | ({"window_size": beyond} if "window_size" in options else {})
+    assert FlashAttention4()._options(cell, arguments, 0.0) == of_fa4
 
 
 def flexible(entry):
