@@ -37,7 +37,7 @@ class Rendered:
 def render(plan: KernelPlan) -> Rendered:
     """The source of ``plan``; the same plan gives the same bytes."""
     text = render_with(plan, f"bindings/tvm_ffi/{plan.pass_name}.h.j2")
-    return Rendered(plan.source_name, text, _headers(text))
+    return Rendered(plan.source_name, text, headers_of(text))
 
 
 def render_with(plan: KernelPlan, entry: str, export: object = None) -> str:
@@ -112,7 +112,7 @@ def _cpp_literal(value: object) -> object:
     return value
 
 
-def _headers(text: str) -> tuple[tuple[str, str], ...]:
+def headers_of(text: str) -> tuple[tuple[str, str], ...]:
     """Every plain header that ``text`` includes with quotes, transitively, by path."""
     found: dict[str, str] = {}
     pending = _INCLUDE.findall(text)

@@ -38,6 +38,13 @@ _BODIES = {
     "load_box": "emu::load_box(smem, &map.map, full.address, col, row, min(head, map.last_head),"
     " min(batch, map.last_batch));",
     "prefetch_map": "",
+    # device/tensor_store.cuh
+    "store_block": "emu::stmatrix(page + (row + lane % 16) * 128 + ((col / 8 + lane / 16) ^"
+    " (row + lane % 16) % 8) * 16, a);",
+    "store_box": "emu::store_box(page, &map.map, col, row, min(head, map.last_head),"
+    " min(batch, map.last_batch));",
+    "commit_stores": "emu::commit_stores();",
+    "await_stores": "emu::await_stores(kPending);",
     # device/wgmma.cuh
     "wgmma_fence": "",
     "wgmma_commit": "emu::wgmma_commit();",
@@ -133,8 +140,13 @@ def _body(name: str, body: str, before: str, bf16: bool) -> str:
 
 def compile_plan(plan: KernelPlan, folder: Path) -> Path:
     """The library of ``plan`` for the CPU."""
-    rendered, bf16 = render(plan), plan.variant.dtype == "bf16"
-    for path, text in (*rendered.headers, ("kernel.cpp", rendered.text)):
+    rendered = render(plan)
+    return compile_text(rendered.text, rendered.headers, folder, plan.variant.dtype == "bf16")
+
+
+def compile_text(source: str, headers: Sequence[tuple[str, str]], folder: Path, bf16: bool) -> Path:
+    """The library of a CUDA source and its (path, text) headers, in ``folder``, for the CPU."""
+    for path, text in (*headers, ("kernel.cpp", source)):
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(on_cpu(text, bf16))

@@ -98,6 +98,11 @@ struct Addition {
     int bytes;
 };
 
+struct Stores {  // what a thread has had copied out of shared memory, until it waits for that
+    std::vector<Copy> open;
+    std::deque<std::vector<Copy>> groups;
+};
+
 struct Block {
     std::vector<Fiber> fibers;
     std::vector<WarpExchange> warps;
@@ -105,6 +110,7 @@ struct Block {
     NamedBarrier named[16];
     std::deque<Copy> copies;
     std::deque<Addition> additions;
+    std::map<unsigned, Stores> stores;  // by thread
     uint8_t* smem = nullptr;
     int smem_bytes = 0;
     uint64_t progress = 0;

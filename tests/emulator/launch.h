@@ -73,6 +73,9 @@ inline void report_hang() {
 
 inline void check_end() {
     if (!block.copies.empty() || !block.additions.empty()) fail("copies under way at the end");
+    for (const auto& [thread, own] : block.stores) {
+        if (!own.groups.empty()) fail("stores under way at the end", thread);
+    }
     for (int id = 0; id < 16 && !block.failed; ++id) {
         if (block.named[id].arrived != 0) fail("a named barrier that others wait for", id);
     }

@@ -49,10 +49,10 @@ inline CUresult encode(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, v
     return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-inline void perform(const Copy& copy) {
-    Map map;
-    memcpy(&map, copy.map, sizeof(map));
-    uint8_t* target = at(copy.smem, map.box[1] * 128);
+// part(in shared memory, in global memory or null beyond the tensor) of each element of a box.
+template <typename Part>
+void for_each_element(const Copy& copy, const Map& map, Part part) {
+    uint8_t* box = at(copy.smem, map.box[1] * 128);
     for (uint32_t row = 0; row < map.box[1]; ++row) {
         for (uint32_t col = 0; col < map.box[0]; ++col) {
             const int64_t place[4] = {copy.coordinates[0] + int64_t{col},
@@ -65,14 +65,25 @@ inline void perform(const Copy& copy) {
                 offset += place[i] * static_cast<int64_t>(map.strides[i]);
             }
             const uint32_t chunk = (col / 8) ^ (row % 8);
-            uint8_t* to = target + row * 128 + chunk * 16 + col % 8 * 2;
-            if (inside) {
-                memcpy(to, map.data + offset, 2);
-            } else {
-                memset(to, 0, 2);
-            }
+            part(box + row * 128 + chunk * 16 + col % 8 * 2, inside ? map.data + offset : nullptr);
         }
     }
+}
+inline Map map_of(const Copy& copy) {
+    Map map;
+    memcpy(&map, copy.map, sizeof(map));
+    return map;
+}
+
+inline void perform(const Copy& copy) {
+    const Map map = map_of(copy);
+    for_each_element(copy, map, [](uint8_t* smem, const uint8_t* gmem) {
+        if (gmem != nullptr) {
+            memcpy(smem, gmem, 2);
+        } else {
+            memset(smem, 0, 2);
+        }
+    });
     complete(copy.barrier, int64_t{map.box[1]} * 128);
 }
 inline void load_box(uint32_t smem, const CUtensorMap* map, uint32_t barrier, int col, int row,
@@ -84,6 +95,36 @@ inline void load_box(uint32_t smem, const CUtensorMap* map, uint32_t barrier, in
         block.copies.push_back(copy);
     } else {
         perform(copy);
+    }
+}
+
+// Stores: done as early or as late as their thread waits for them.
+inline void perform_store(const Copy& copy) {
+    for_each_element(copy, map_of(copy), [](const uint8_t* smem, uint8_t* gmem) {
+        if (gmem != nullptr) memcpy(gmem, smem, 2);
+    });
+}
+inline void store_box(uint32_t smem, const CUtensorMap* map, int col, int row, int head,
+                      int batch) {
+    if (smem % 1024 != 0) fail("a box that is not 1024-byte aligned", smem);
+    if (current->unfenced) fail("a store before fence.proxy.async");
+    const Copy copy = {map, smem, 0, {col, row, head, batch}};
+    if (late) {
+        block.stores[current->index].open.push_back(copy);
+    } else {
+        perform_store(copy);
+    }
+}
+inline void commit_stores() {
+    Stores& own = block.stores[current->index];
+    own.groups.push_back(std::move(own.open));
+    own.open.clear();
+}
+inline void await_stores(size_t allowed) {
+    Stores& own = block.stores[current->index];
+    while (own.groups.size() > allowed) {
+        for (const Copy& copy : own.groups.front()) perform_store(copy);
+        own.groups.pop_front();
     }
 }
 
@@ -217,6 +258,17 @@ inline void ldmatrix(uint32_t (&r)[4], uint32_t address, bool transposed) {
             memcpy(&bits, at(static_cast<uint32_t>(rows[8 * i + row]), 16) + col * 2, 2);
             r[i] = half == 0 ? bits : r[i] | static_cast<uint32_t>(bits) << 16;
         }
+    }
+}
+
+// Stores such matrices.
+inline void stmatrix(uint32_t address, const uint32_t (&r)[4]) {
+    const uint64_t* rows = exchange("stmatrix", address);
+    const int lane = current->index % kLanes;
+    for (int i = 0; i < 4; ++i) {
+        const auto row = static_cast<uint32_t>(rows[8 * i + lane / 4]);
+        at(row, 16);
+        memcpy(writable(row + lane % 4 * 4, 4), &r[i], 4);
     }
 }
 

@@ -5,14 +5,17 @@ Needs nvcc for CUDA's headers alone, and no GPU.
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import emulated
 import pytest
+import sm90_gemm
 import torch
 
 from flashgen.generator.arch import TARGETS
 from flashgen.generator.plan import plan
+from flashgen.generator.render import headers_of
 from flashgen.generator.variant import PASSES, parse_key
 from flashgen.runtime import passes as passes_module
 from flashgen.runtime.samples import Shape
@@ -145,6 +148,16 @@ def test_both_passes_of_sm80(tmp_path):
     key = "d32-fp16-varlen-causal-sink-dropout-det"
     # nothing of this family is modelled as late
     check(emulate(key, tmp_path, "sm80", PASSES), late=(), backward=True)
+
+
+def test_a_matrix_product_of_the_device_headers(tmp_path):
+    source = sm90_gemm.source()
+    library = emulated.compile_text(source, headers_of(source), tmp_path, bf16=True)
+    gemm = sm90_gemm.gemm_of(library, num_sms=3)
+    for late in (False, True):
+        ctypes.CDLL(str(library)).emulate_late(late)
+        for sizes in ((128, 256, 320), (200, 328, 136), (8, 8, 8)):
+            assert sm90_gemm.relative_error(gemm, *sizes, CPU) < 4e-3
 
 
 @pytest.mark.parametrize("fault", FAULTS)
