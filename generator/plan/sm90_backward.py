@@ -234,11 +234,6 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         lse = next(buffer for buffer in self.smem if buffer.name == "lse")
         if end > lse.offset_bytes:
             raise PlanError(f"plan: {self.name}: dK and dV need {end} bytes at the end.")
-        if self.adds_in_order and self.transposes_dq:
-            raise PlanError(
-                f"plan: {self.name}: expected tile_m 64 or 128 where thread blocks take turns, "
-                f"got {self.tile_m}."
-            )
         return KernelPlan.check(self)
 
 
@@ -254,9 +249,6 @@ def missing(variant: Variant, asked: bool = False) -> str:
     learns = bool(program_for(variant).gradients)
     unwritten = {
         "gradients of captures at head sizes above 128": learns and wide,
-        "deterministic gradients of captures at head sizes above 64": learns
-        and variant.deterministic
-        and variant.head_dim > PAGE_COLS,
     }
     unverified = {
         "deterministic variants": variant.deterministic,
