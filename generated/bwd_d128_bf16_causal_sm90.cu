@@ -590,6 +590,21 @@ __device__ __forceinline__ void pack_keys(KeyOperands& a, const float (&x)[kBloc
     for (int i = 0; i < kScoreM / 16; ++i) accumulator_to_a<Element>(a[i], x[2 * i], x[2 * i + 1]);
 }
 
+// acc = A @ B^T  [64, kScoreM] over kDepth * 16 columns, without waiting
+template <int kDepth, typename ATile, typename BTile>
+__device__ __forceinline__ void multiply_keys(float (&acc)[kBlocksM][4], ATile a, BTile b) {
+#pragma unroll
+    for (int i = 0; i < kDepth; ++i) {
+        wgmma_scores(acc, a.depth_columns(16 * i), b.depth_columns(16 * i), i > 0);
+    }
+}
+
+// Waits for K and V, and zeroes what of them no product may read.
+__device__ __forceinline__ void receive_keys(const Shared& shared,
+                                             [[maybe_unused]] const Position& own) {
+    shared.keys_full().wait(0);
+}
+
 // Turns S^T into P^T [16 keys, kScoreM]; `masked` where some key may be hidden from some query.
 __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const float* lse_smem,
                                               bool masked, int q_begin, int kv_first,
@@ -617,15 +632,6 @@ __device__ __forceinline__ void probabilities(float (&s)[kBlocksM][4], const flo
                 kv_idx < head.kv_len && mask_mod(p.program, head, row, column, q_idx, kv_idx);
             if (!visible) s[m][i] = 0.0f;
         }
-    }
-}
-
-// acc = A @ B^T  [64, kTileM] over kDepth * 16 columns, without waiting
-template <int kDepth, typename ATile, typename BTile>
-__device__ __forceinline__ void multiply_keys(float (&acc)[kBlocksM][4], ATile a, BTile b) {
-#pragma unroll
-    for (int i = 0; i < kDepth; ++i) {
-        wgmma_scores(acc, a.depth_columns(16 * i), b.depth_columns(16 * i), i > 0);
     }
 }
 
@@ -681,7 +687,8 @@ __device__ __forceinline__ void consume(const Params& p, const Shared& shared, i
     const Position own = locate(p);
     const int kv_first = own.kv_begin + warp * 16;
     wait_for_previous_kernel();  // which makes the zeroes that dQ is added to
-    shared.keys_full().wait(0);
+    receive_keys(shared, own);
+
     Ring<kNumStages> ring;
     Ring<2> ds_ring;  // its stage has the place of dS, its parity is that of the one barrier
     while (true) {
