@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 import tvm_ffi
 
@@ -91,6 +93,18 @@ _ELEMENT = {
     "mma": "emu::mma(acc, a, b0, b1, {bf16});",
     "mma_k8": "",
 }
+
+
+def with_fault(monkeypatch: pytest.MonkeyPatch, line: str, fault: str) -> list[int]:
+    """Kernels are compiled with ``fault`` for ``line`` from now on; how often it was replaced."""
+    replaced = []
+
+    def faulty(text: str, bf16: bool, on_cpu: Callable[[str, bool], str] = on_cpu) -> str:
+        replaced.append(text.count(line))
+        return on_cpu(text.replace(line, fault), bf16)
+
+    monkeypatch.setattr(sys.modules[__name__], "on_cpu", faulty)
+    return replaced
 
 
 def on_cpu(text: str, bf16: bool) -> str:

@@ -215,12 +215,7 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
 
     def check(self) -> KernelPlan:
         """This plan, once tiles, registers and shared memory are known to be legal."""
-        rows = (64, 128) if self.variant.head_dim <= PAGE_COLS else (32, 64, 80)
-        if self.tile_m not in rows:
-            raise PlanError(
-                f"plan: {self.name}: expected tile_m {' or '.join(map(str, rows))} at head_dim "
-                f"{self.variant.head_dim}, got {self.tile_m}."
-            )
+        self._check_tiles()
         if self.registers_estimate > self.consumer_registers:
             raise PlanError(
                 f"plan: {self.name}: tile {self.tile_m}x{self.tile_n} needs about "
@@ -235,6 +230,15 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         if end > lse.offset_bytes:
             raise PlanError(f"plan: {self.name}: dK and dV need {end} bytes at the end.")
         return KernelPlan.check(self)
+
+    def _check_tiles(self) -> None:
+        """Raise PlanError for tiles that the kernel isn't written for."""
+        rows = (64, 128) if self.variant.head_dim <= PAGE_COLS else (32, 64, 80)
+        if self.tile_m not in rows:
+            raise PlanError(
+                f"plan: {self.name}: expected tile_m {' or '.join(map(str, rows))} at head_dim "
+                f"{self.variant.head_dim}, got {self.tile_m}."
+            )
 
 
 def missing(variant: Variant, asked: bool = False) -> str:
@@ -312,7 +316,7 @@ def candidates(
     shipped = replace(
         first,
         head_sections=SECTION_HEADS if ragged else 0,
-        chained_launches=program.tile_test is None,  # else some spill 4 to 48 bytes
+        chained_launches=program.tile_test is None,  # not timed beside tile tests
         early_exponentials=small,
         short_addresses=small,
     )

@@ -10,8 +10,7 @@ from ..arch import Target
 from ..errors import PlanError
 from ..program import program_for
 from ..variant import Variant
-from . import sm80_base
-from .base import KernelPlan, SmemBuffer, first_legal, legal, round_up, stack
+from .base import SmemBuffer, first_legal, legal, round_up, stack
 from .sm90 import Product
 from .sm90_backward import SECTION_HEADS, Sm90BackwardPlan, is_ragged
 from .sm90_tiles import PAGE_COLS, tile_bytes
@@ -193,8 +192,8 @@ class Sm90WideBackwardPlan(Sm90BackwardPlan):
         operands = self.tile_m // 4 if self.chained_products else self.tile_m // 8
         return columns // 2 + operands + _OVERHEAD_REGISTERS
 
-    def check(self) -> KernelPlan:
-        """This plan, once tiles, registers and shared memory are known to be legal."""
+    def _check_tiles(self) -> None:
+        """Raise PlanError for tiles, or products in an order, that the kernel isn't written for."""
         if self.tile_m != _QUERIES:
             raise PlanError(
                 f"plan: {self.name}: expected tile_m {_QUERIES} at head sizes above 128, got "
@@ -204,20 +203,6 @@ class Sm90WideBackwardPlan(Sm90BackwardPlan):
             raise PlanError(f"plan: {self.name}: expected own_dq and no dropout beside apart.")
         if self.variant.deterministic and not self.own_dq:
             raise PlanError(f"plan: {self.name}: expected own_dq for a deterministic variant.")
-        if self.registers_estimate > self.consumer_registers:
-            raise PlanError(
-                f"plan: {self.name}: tile {self.tile_m}x{self.tile_n} needs about "
-                f"{self.registers_estimate} registers a thread, {_GROUPS} warpgroups have "
-                f"{self.consumer_registers}."
-            )
-        end = sum(
-            round_up(sm80_base.tile_bytes(self.tile_n, round_up(head_dim, 16)), 128)
-            for head_dim in (self.variant.head_dim, self.variant.head_dim_v)
-        )
-        lse = next(buffer for buffer in self.smem if buffer.name == "lse")
-        if end > lse.offset_bytes:
-            raise PlanError(f"plan: {self.name}: dK and dV need {end} bytes at the end.")
-        return KernelPlan.check(self)
 
 
 def plan(

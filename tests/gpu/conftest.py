@@ -57,6 +57,13 @@ def device():
 
 
 @pytest.fixture(scope="session")
+def hopper(device):
+    """Skips what family sm90 alone runs, elsewhere."""
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+
+
+@pytest.fixture(scope="session")
 def load(device):
     """Gives the kernel of a key; every key of these tests is built by then, in one go."""
     target = target_of(device)

@@ -21,9 +21,7 @@ LEAST_OF_CUBLAS = 0.85
 
 
 @pytest.fixture(scope="module")
-def gemm(device, tmp_path_factory):
-    if torch.cuda.get_device_capability(device) != (9, 0):
-        pytest.skip("needs compute capability 9.0")
+def gemm(hopper, device, tmp_path_factory):
     folder = tmp_path_factory.mktemp("gemm")
     (folder / "gemm.cu").write_text(sm90_gemm.source())
     root, templates = binding_root(), next(iter(flashgen.templates.__path__))

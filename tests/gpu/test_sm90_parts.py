@@ -24,10 +24,8 @@ MAP_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 
 
 @pytest.fixture(scope="module", params=DTYPES)
-def parts(request, device, tmp_path_factory):
+def parts(request, hopper, tmp_path_factory):
     """(dtype, the compiled functions)."""
-    if torch.cuda.get_device_capability(device) != (9, 0):
-        pytest.skip("needs compute capability 9.0")
     products = [
         Product(name, width, held, transposed, "a test's")
         for width in WIDTHS

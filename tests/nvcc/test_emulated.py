@@ -162,15 +162,8 @@ def test_a_matrix_product_of_the_device_headers(tmp_path):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(fault, tmp_path, monkeypatch):
-    replaced = 0
-
-    def with_fault(text, bf16, on_cpu=emulated.on_cpu):
-        nonlocal replaced
-        replaced += text.count(fault)
-        return on_cpu(text.replace(fault, FAULTS[fault]), bf16)
-
-    monkeypatch.setattr(emulated, "on_cpu", with_fault)
+    replaced = emulated.with_fault(monkeypatch, fault, FAULTS[fault])
     kernel = emulate("d16-bf16-varlen", tmp_path)
-    assert replaced == 1
+    assert sum(replaced) == 1
     with pytest.raises((AssertionError, RuntimeError)):
         check(kernel)

@@ -83,16 +83,8 @@ def test_scores_that_grow_are_rescaled(tmp_path):
 
 
 def test_a_missing_rescale_is_seen(tmp_path, monkeypatch):
-    line = "*= rescale[m][i % 4 / 2];"
-    replaced = 0
-
-    def with_fault(text, bf16, on_cpu=emulated.on_cpu):
-        nonlocal replaced
-        replaced += text.count(line)
-        return on_cpu(text.replace(line, ";"), bf16)
-
-    monkeypatch.setattr(emulated, "on_cpu", with_fault)
+    replaced = emulated.with_fault(monkeypatch, "*= rescale[m][i % 4 / 2];", ";")
     kernel = emulate("d64-fp16", tmp_path, tile_n=64, **STAGED)
     found = [error for _, error in growing_scores.errors(kernel, 64, torch.float16, CPU)]
-    assert replaced == 1
+    assert sum(replaced) == 1
     assert max(found) > growing_scores.TOLERANCE[torch.float16]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import emulated
+import ordered_adds
 import pytest
 import torch
 
@@ -42,29 +45,7 @@ def test_a_backward_in_turns_is_right(key, tmp_path):
 
 SMALL = {"tile_m": 32, "tile_n": 64, "num_warps": 4, "key_atoms": 1, "min_blocks": 1}
 SMALL |= {"score_splits": 1, "num_stages": 2}
-
-
-def dq_of(kernel, blocks, seed):
-    """dQ of one and the same call, with so many thread blocks at once."""
-    generator = torch.Generator().manual_seed(1)
-    q, k, v, dout = (
-        torch.randn(1, length, 2, 16, generator=generator).to(torch.bfloat16)
-        for length in (150, 260, 260, 150)
-    )
-    # What two tiles of keys add is large and cancels, so the order shows.
-    k[:, 64:128], v[:, 64:128] = k[:, :64], -v[:, :64]
-    v[:, :128] *= 2.0**18
-    out, lse = torch.zeros_like(q), torch.full((1, 2, 150), 6.0)  # as good as the right ones
-    kernel.run_at_once(blocks, seed)
-    return kernel.backward(dout, q, k, v, out, lse).dq
-
-
-def with_fault(monkeypatch, line, fault):
-    """Compile the emulated kernels with ``fault`` in place of ``line``."""
-    on_cpu = emulated.on_cpu
-    monkeypatch.setattr(
-        emulated, "on_cpu", lambda text, bf16: on_cpu(text.replace(line, fault), bf16)
-    )
+dq_of = partial(ordered_adds.dq_of, heads=2, tile_n=64)
 
 
 def test_no_order_of_blocks_changes_a_bit(tmp_path):
@@ -75,13 +56,13 @@ def test_no_order_of_blocks_changes_a_bit(tmp_path):
 
 
 def test_a_missing_wait_is_seen(tmp_path, monkeypatch):
-    with_fault(monkeypatch, WAIT, "while (false)")
+    emulated.with_fault(monkeypatch, WAIT, "while (false)")
     kernel = emulate("d16-bf16-det", tmp_path, **SMALL)
     expected = dq_of(kernel, 1, 0)
     assert any(not torch.equal(dq_of(kernel, 10, seed), expected) for seed in range(1, 4))
 
 
 def test_blocks_that_do_not_take_their_work_hang(tmp_path, monkeypatch):
-    with_fault(monkeypatch, TAKE, "= gridDim.x - 1 - blockIdx.x;")
+    emulated.with_fault(monkeypatch, TAKE, "= gridDim.x - 1 - blockIdx.x;")
     with pytest.raises(RuntimeError, match="hangs"):
         dq_of(emulate("d16-bf16-det", tmp_path, **SMALL), 3, 0)

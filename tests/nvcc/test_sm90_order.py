@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import emulated
+import ordered_adds
 import pytest
 import torch
 
@@ -15,6 +18,7 @@ from flashgen.runtime.verify import compare_call
 pytestmark = pytest.mark.nvcc
 CPU = torch.device("cpu")
 WAIT = "while (ld_acquire(p.added + tile) != before + 1)"
+dq_of = partial(ordered_adds.dq_of, heads=1, tile_n=128)
 
 
 def emulate(key, folder, passes=PASSES):
@@ -33,21 +37,6 @@ def test_masks_scores_and_dropout_are_right(tmp_path):
         assert not wrong, wrong
 
 
-def dq_of(kernel, blocks, seed):
-    """dQ of one and the same call, with so many thread blocks at once."""
-    generator = torch.Generator().manual_seed(1)
-    q, k, v, dout = (
-        torch.randn(1, length, 1, 16, generator=generator).to(torch.bfloat16)
-        for length in (150, 520, 520, 150)
-    )
-    # What two tiles of keys add is large and cancels, so the order shows.
-    k[:, 128:256], v[:, 128:256] = k[:, :128], -v[:, :128]
-    v[:, :256] *= 2.0**18
-    out, lse = torch.zeros_like(q), torch.full((1, 1, 150), 6.0)  # as good as the right ones
-    kernel.run_at_once(blocks, seed)
-    return kernel.backward(dout, q, k, v, out, lse).dq
-
-
 def test_no_order_of_blocks_changes_a_bit(tmp_path, monkeypatch):
     kernel = emulate("d16-bf16-det", tmp_path / "right", PASSES[1:])
     expected = dq_of(kernel, 1, 0)
@@ -55,9 +44,6 @@ def test_no_order_of_blocks_changes_a_bit(tmp_path, monkeypatch):
     for blocks, seed in schedules:
         assert torch.equal(dq_of(kernel, blocks, seed), expected), f"{blocks} blocks, seed {seed}"
 
-    on_cpu = emulated.on_cpu
-    monkeypatch.setattr(
-        emulated, "on_cpu", lambda text, bf16: on_cpu(text.replace(WAIT, "while (false)"), bf16)
-    )
+    emulated.with_fault(monkeypatch, WAIT, "while (false)")
     kernel = emulate("d16-bf16-det", tmp_path / "without_a_wait", PASSES[1:])
     assert any(not torch.equal(dq_of(kernel, *schedule), expected) for schedule in schedules)
