@@ -362,6 +362,7 @@ struct Step {
     int h;  // query head; kNoStep after the last step
     int q_begin;
     bool masked;  // some key may be hidden from some query, or one of them doesn't exist
+    bool last;
 };
 
 constexpr int kNoStep = -1;
@@ -430,6 +431,7 @@ __device__ __forceinline__ void produce(const MainParams& main, const Shared& sh
     Ring<kNumStages> ring;
     QueryWalk walk;
     bool more = walk.start(p, own, lane);
+    const bool any = more;
     while (more) {
         const int h = walk.h;
         const int tile = walk.tiles.tile;
@@ -440,7 +442,7 @@ __device__ __forceinline__ void produce(const MainParams& main, const Shared& sh
         const Barrier full = shared.full(ring.stage);
         shared.empty(ring.stage).wait(ring.parity ^ 1);
         if (lane == 0) {
-            shared.step(ring.stage) = {h, q_begin, masked};
+            shared.step(ring.stage) = {h, q_begin, masked, !more};
             full.arrive_expecting(QTile::kBytes + DoutTile::kBytes);
             shared.q(ring.stage).load(main.q, full, own.sequence.q_start + q_begin, h, batch);
             shared.dout(ring.stage).load(main.dout, full, own.sequence.q_start + q_begin, h, batch);
@@ -456,7 +458,7 @@ __device__ __forceinline__ void produce(const MainParams& main, const Shared& sh
         full.arrive_after_copies();
         ring.next();
     }
-    shared.empty(ring.stage).wait(ring.parity ^ 1);
+    if (any) return;
     if (lane == 0) {
         shared.step(ring.stage).h = kNoStep;
         shared.full(ring.stage).arrive();
@@ -691,10 +693,11 @@ __device__ __forceinline__ void consume(const Params& p, const Shared& shared, i
 
     Ring<kNumStages> ring;
     Ring<2> ds_ring;  // its stage has the place of dS, its parity is that of the one barrier
-    while (true) {
+    shared.full(0).wait(0);
+    bool more = shared.step(0).h != kNoStep;
+    while (more) {
         shared.full(ring.stage).wait(ring.parity);
         const Step step = shared.step(ring.stage);
-        if (step.h == kNoStep) break;
         const QTile q = shared.q(ring.stage);
         const DoutTile dout = shared.dout(ring.stage);
         const Head head = head_of(p, own.sequence, step.h);
@@ -752,6 +755,7 @@ __device__ __forceinline__ void consume(const Params& p, const Shared& shared, i
         wgmma_commit();
         wgmma_wait<0>();
         pin_accumulators(dk);
+        more = !step.last;
         release(shared.empty(ring.stage));
         ring.next();
     }

@@ -908,6 +908,8 @@ __global__ void __launch_bounds__(C::kNumThreads, 1)
 // ---- Host ----
 constexpr int kCounterBytes = 16;  // of the workspace, at its start
 constexpr int64_t kTailRows = 512;  // queries of the interleaved heads for each multiprocessor
+constexpr int64_t kFewWork = 64;  // blocks of queries that have a team of their own each
+constexpr int kMaxDevices = 64;   // whose counter's address is remembered
 constexpr int64_t kMaxWork = int64_t{1} << 31;  // blocks of queries of a launch
 
 // What does not depend on the configuration.
@@ -930,6 +932,17 @@ bool count_multiprocessors(Arguments& in, Device device, int& count) {
     return check_cuda(
         in, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.device_id),
         "multiprocessors");
+}
+
+// The counter of every launch of few blocks of queries. Nobody resets it: the first block of a
+// team is its own, and whatever the counter says the next one is not below their number, or, once
+// in millions of launches, one that is computed again.
+__device__ unsigned spare_counter;
+
+// Whether teams take their work from a counter of the launch's own.
+bool counts_work(const WorkspaceSizes& s) {
+    constexpr int kLeast = Tiles128x128::kTileM;
+    return (s.seqlen_q + kLeast - 1) / kLeast * s.batch * s.num_heads > kFewWork;
 }
 
 template <class C>
@@ -955,8 +968,37 @@ bool launch(Arguments& in, const AttentionArgs& a, Params& p, int num_sms) {
         return false;
     }
     const int64_t num_blocks = (num_work + C::kTeams - 1) / C::kTeams;
-    const Grid grid = {min(num_blocks, int64_t{num_sms}), C::kNumThreads, C::kSmemBytes};
+    const bool counts = counts_work(workspace_sizes(a));
+    const int64_t blocks = counts ? min(num_blocks, int64_t{num_sms}) : num_blocks;
+    const Grid grid = {blocks, C::kNumThreads, C::kSmemBytes};
     return launch_kernel<&fwd_d128_bf16_causal_sm90<C>>(in, a.device, grid, p);
+}
+
+// Bytes of the counter of work.
+int64_t workspace_bytes(const WorkspaceSizes& sizes) {
+    return counts_work(sizes) ? kCounterBytes : 0;
+}
+
+// The address of spare_counter on the current device, number `device`; null where that failed.
+unsigned* find_spare_counter(Arguments& in, int device) {
+    static void* known[kMaxDevices] = {};  // asking takes a while, and the answer stays
+    void* found = device < kMaxDevices ? __atomic_load_n(&known[device], __ATOMIC_RELAXED) : nullptr;
+    if (found != nullptr) return static_cast<unsigned*>(found);
+    if (!check_cuda(in, cudaGetSymbolAddress(&found, spare_counter), "counter")) return nullptr;
+    if (device < kMaxDevices) __atomic_store_n(&known[device], found, __ATOMIC_RELAXED);
+    return static_cast<unsigned*>(found);
+}
+
+// Gives the launch its counter.
+bool set_counter(Arguments& in, const AttentionArgs& a, Params& p) {
+    if (!counts_work(workspace_sizes(a))) {
+        p.next_work = find_spare_counter(in, a.device.device_id);
+        return p.next_work != nullptr;
+    }
+    p.next_work = a.workspace.as<unsigned>();
+    const cudaError_t error =
+        cudaMemsetAsync(p.next_work, 0, sizeof(unsigned), current_stream(a.device));
+    return check_cuda(in, error, "counter");
 }
 
 bool run(Arguments& in, const AttentionArgs& a, const ProgramArgs& program) {
@@ -964,22 +1006,16 @@ bool run(Arguments& in, const AttentionArgs& a, const ProgramArgs& program) {
     check_alignment(in, "k", a.k);
     check_alignment(in, "v", a.v);
     check_alignment(in, "out", a.out);
-    check_workspace(in, a, kCounterBytes);
+    check_workspace(in, a, workspace_bytes(workspace_sizes(a)));
     if (!in.ok()) return false;
     if (a.seqlen_q == 0 || a.num_heads == 0 || a.batch == 0) return true;
     const DeviceGuard guard(in, a.device.device_id);
     int num_sms = 0;
     if (!in.ok() || !count_multiprocessors(in, a.device, num_sms)) return false;
     Params p = make_params(a, program);
-    p.next_work = a.workspace.as<unsigned>();
-    const cudaError_t error =
-        cudaMemsetAsync(p.next_work, 0, sizeof(unsigned), current_stream(a.device));
-    if (!check_cuda(in, error, "counter")) return false;
+    if (!set_counter(in, a, p)) return false;
     return launch<Tiles128x128>(in, a, p, num_sms);
 }
-
-// Bytes of the counter of work.
-int64_t workspace_bytes(const WorkspaceSizes&) { return kCounterBytes; }
 
 }  // namespace
 

@@ -1005,7 +1005,7 @@ bool run(Arguments& in, const AttentionArgs& a, const ProgramArgs& program) {
     return launch<Tiles192x128>(in, a, p, num_sms);
 }
 
-// Bytes of the counter of work.
+// A forward needs no workspace.
 int64_t workspace_bytes(const WorkspaceSizes&) { return 0; }
 
 }  // namespace

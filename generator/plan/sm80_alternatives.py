@@ -70,7 +70,7 @@ def backward_alternatives(variant: Variant, target: Target) -> Iterator[dict[str
     columns = max(variant.head_dim, variant.head_dim_v)
     shipped = next(backward_shapes(variant, target))
     if program_for(variant).mask is not None:  # the last blocks to run are short ones
-        yield shipped | {"head_sections": 32}
+        yield shipped | {"head_sections": 0 if shipped.get("head_sections") else 32}
         yield shipped | {"head_sections": 32, "short_addresses": True}
         if columns > 128:
             more = {"short_addresses": True, "late_copies": True, "head_sections": 32}

@@ -171,13 +171,18 @@ def _loop(variant: Variant, target: Target, key_splits: int) -> dict[str, Any]:
     causal, dropout = bool(variant.causal), variant.dropout > 0
     whole = variant.head_dim % 64 == variant.head_dim_v % 64 == 0
     walks = program.tile_test is not None or program.band.lower is not None
-    if walks:
-        whole = False  # right on an emulated thread block; no GPU has run it
+    captures = program.tile_test is not None and bool(program.captures)
+    varlen = variant.layout == "varlen"
+    hopper = target.capability == (9, 0)
+    if walks and not (hopper and columns <= 128 and program.score is None and not dropout):
+        whole = False  # compiled, but not the default
+    if program.tile_test is not None and columns > 64 and (varlen or (causal and not captures)):
+        whole = False  # up to 56 bytes spill
     paced = whole and program.score is None and key_splits == 1
     if target.capability >= (10, 0) and columns <= 128:
         paced = whole = False
     elif columns <= 64:
-        paced = paced and (causal or dropout)
+        paced = paced and (causal or dropout) and program.band.lower is None  # 20 bytes
     if target.capability >= (10, 0):
         paced = paced and variant.layout != "varlen"  # row statistics in shared memory
         tight = dropout and 64 < columns <= 128
@@ -186,12 +191,15 @@ def _loop(variant: Variant, target: Target, key_splits: int) -> dict[str, Any]:
         tight = before and columns > 96 and (not causal or (columns > 128 and dropout))
         if 64 < columns <= 128:
             paced = paced and (tight or not dropout)
-    staged = paced and 64 < columns <= 128 and not dropout and target.capability == (9, 0)
+            tight = tight or (hopper and captures and paced)  # 40 bytes
+    staged = paced and 64 < columns <= 128 and not dropout and hopper
+    if staged and program.band.lower is not None and not causal:
+        paced = False  # 48 bytes where both ends of the window are constants
     return {
         "num_stages": 2 if staged else 1,
         "paced": paced,
         "short_rows": whole,
-        "rescale": "rows" if tight and not paced else "seldom",
+        "rescale": "rows" if tight and (not paced or captures) else "seldom",
     }
 
 

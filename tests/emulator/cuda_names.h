@@ -105,6 +105,13 @@ cudaError_t emulated_attribute(Kernel, cudaFuncAttribute, int) {
 }
 #define cudaFuncSetAttribute emulated_attribute
 
+template <typename T>
+inline cudaError_t emulated_address(void** address, T& symbol) {
+    *address = &symbol;
+    return cudaSuccess;
+}
+#define cudaGetSymbolAddress emulated_address
+
 extern "C" {
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }

@@ -110,6 +110,28 @@ def test_lse_that_nobody_asks_for_reaches_nobody(load, inputs):
     assert torch.equal(kernel(q, k, v, return_lse=True)[1], kept)
 
 
+def test_launches_of_few_blocks_on_several_streams(load, inputs):
+    """Up to 64 blocks of queries a kernel of sm90 needs no counter of its own, and above one."""
+    kernel = load("d128-bf16-causal")
+    whole = inputs(kernel.key, 1, 130, 130, heads=80)
+    expected, _, _ = kernel.forward(*whole[:3])
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    found = []
+    for heads in (1, 31, 32, 33, 64, 65, 80):
+        part = [t[:, :, :heads] for t in whole[:3]]
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                found += [(heads, kernel(*part)) for _ in range(20)]
+    torch.cuda.synchronize()
+    for heads, out in found:
+        assert torch.equal(out, expected[:, :, :heads]), heads
+    graph, out = captured(lambda: kernel(*(t[:, :, :5] for t in whole[:3])))
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, expected[:, :, :5])
+
+
 def test_no_call_waits_for_the_gpu(load, inputs, device):
     kernel = load("d64-fp16-causal-dropout")
     q, k, v, dout = inputs(kernel.key, 1, 200, 200)
