@@ -909,7 +909,7 @@ __global__ void __launch_bounds__(C::kNumThreads, 1)
 constexpr int kCounterBytes = 16;  // of the workspace, at its start
 constexpr int64_t kTailRows = 512;  // queries of the interleaved heads for each multiprocessor
 constexpr int64_t kFewWork = 64;  // blocks of queries that have a team of their own each
-constexpr int kMaxDevices = 64;   // whose counter's address is remembered
+constexpr int kMaxDevices = 64;  // whose counter's address is remembered
 constexpr int64_t kMaxWork = int64_t{1} << 31;  // blocks of queries of a launch
 
 // What does not depend on the configuration.
@@ -982,7 +982,8 @@ int64_t workspace_bytes(const WorkspaceSizes& sizes) {
 // The address of spare_counter on the current device, number `device`; null where that failed.
 unsigned* find_spare_counter(Arguments& in, int device) {
     static void* known[kMaxDevices] = {};  // asking takes a while, and the answer stays
-    void* found = device < kMaxDevices ? __atomic_load_n(&known[device], __ATOMIC_RELAXED) : nullptr;
+    void* found =
+        device < kMaxDevices ? __atomic_load_n(&known[device], __ATOMIC_RELAXED) : nullptr;
     if (found != nullptr) return static_cast<unsigned*>(found);
     if (!check_cuda(in, cudaGetSymbolAddress(&found, spare_counter), "counter")) return nullptr;
     if (device < kMaxDevices) __atomic_store_n(&known[device], found, __ATOMIC_RELAXED);
