@@ -133,8 +133,6 @@ struct Params {
     float softmax_scale;
     float softmax_scale_log2;  // softmax_scale * log2(e)
     int first_batch;  // of this launch
-    unsigned section;  // K/V heads whose thread blocks are dealt out together
-    unsigned num_sequence_heads;  // K/V heads of all elements of this launch's batch
     ProgramArgs program;
 };
 
@@ -334,19 +332,15 @@ struct Position {
     int kv_begin, num_keys;
 };
 
-// The first keys come first, of all heads of a section: with a causal mask they have the most
-// queries, and the last thread blocks to run are short. Called again after the loop, since
-// computing this twice is cheaper than holding it.
+// The first keys come first: with a causal mask they have the most queries. Called again after the
+// loop, since computing this twice is cheaper than holding it.
 __device__ __forceinline__ Position locate(const Params& p) {
     const unsigned block = opaque(blockIdx.x);
-    const unsigned first = block / (p.section * p.num_tiles_n) * p.section;  // head of the section
-    const unsigned heads = min(p.section, p.num_sequence_heads - first);
-    const unsigned place = block - first * p.num_tiles_n;
-    const unsigned head = first + place % heads;
+    const unsigned head = block / p.num_tiles_n;
     Position at;
     at.sequence = {static_cast<int>(head / p.num_heads_kv), p.seqlen_q, p.seqlen_k};
     at.h_kv = head % p.num_heads_kv;
-    at.kv_begin = place / heads * kTileN;
+    at.kv_begin = block % p.num_tiles_n * kTileN;
     at.num_keys = min(kTileN, p.seqlen_k - at.kv_begin);
     return at;
 }
@@ -620,20 +614,6 @@ bool check_tensors(Arguments& in, const AttentionArgs& a) {
     return check_workspace(in, a, workspace_of(workspace_sizes(a)).bytes);
 }
 
-// K/V heads of `num_heads_kv` whose thread blocks are dealt out together: as many as leave what
-// they read and sum up in the L2 cache, and no more than even out the ends of short loops. Q, dO
-// and dQ's sums are what every thread block of a head goes through.
-unsigned section_heads(const AttentionArgs& a, int64_t num_heads_kv) {
-    constexpr int64_t kSectionHeads = 32;
-    constexpr int64_t kSectionBytes = 32 << 20;
-    constexpr int64_t kQueryBytes = 2 * kHeadDim + 2 * kHeadDimV + 4 * kHeadDim;
-    const int64_t head_bytes = a.seqlen_q * (a.num_heads / a.num_heads_kv) * kQueryBytes;
-    int64_t heads = 1;
-    const int64_t most = num_heads_kv < kSectionHeads ? num_heads_kv : kSectionHeads;
-    while (2 * heads <= most && 2 * heads * head_bytes <= kSectionBytes) heads *= 2;
-    return static_cast<unsigned>(heads);
-}
-
 constexpr auto kDeltaKernel = &bwd_d128_bf16_causal_sm80_delta;
 constexpr auto kMainKernel = &bwd_d128_bf16_causal_sm80;
 constexpr auto kConvertKernel = &bwd_d128_bf16_causal_sm80_convert;
@@ -653,8 +633,6 @@ bool launch_kernels(Arguments& in, const Call& call) {
         Params p = make_params(call, first);
         const Grid delta_grid = {count * tiles_m, kDeltaThreads, 0};
         if (!launch_kernel<kDeltaKernel>(in, a.device, delta_grid, p)) return false;
-        p.num_sequence_heads = static_cast<unsigned>(count * heads_kv);
-        p.section = section_heads(a, count * heads_kv);
         const Grid grid = {count * tiles_n, kNumThreads, kSmemBytes};
         if (!launch_kernel<kMainKernel>(in, a.device, grid, p)) return false;
         const Grid convert_grid = {count * tiles_m, kConvertThreads, 0};

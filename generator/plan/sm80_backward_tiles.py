@@ -94,7 +94,7 @@ def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, Any]
     if columns <= 128:
         shapes += [(32, 8, 1, 1, 1, 2, 1), (32, 4, 1, 1, 1, 2, 1), (32, 4, 1, 1, 1, 1, 1)]
     small = target.max_smem_bytes < 128 * 1024  # their compilers hold more ahead, and spill
-    order = {"head_sections": 32} if _is_ragged(variant, program) else {}
+    order = {"head_sections": 32} if hopper and _is_ragged(variant, program) else {}
     for shape in shapes:
         tiles = backward_tiles(*shape) | order
         if small and tiles["head_splits"] == 1:

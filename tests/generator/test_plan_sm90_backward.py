@@ -62,24 +62,24 @@ def test_the_warpgroups_share_all_of_dq(size, dropout):
     assert found.padded_qk % 16 == 0
 
 
-@pytest.mark.parametrize(
-    ("key", "why"),
-    [
-        ("d256-bf16-det", "deterministic variants"),
-        ("d64-bf16-varlen-causal", "layout varlen"),
-        ("d64-bf16-det", "deterministic variants"),
-    ],
-)
-def test_what_it_lacks_falls_back_and_says_so(key, why):
-    found = plan(parse_key(key), "backward", SM90)
+def test_what_it_lacks_falls_back_and_says_so():
+    (variant,) = load_specs(
+        "head_dim: 128\ndtype: bf16\ncausal: true\n"
+        "captures: {doc: {dims: [seqlen_k], dtype: int32}}\nmask: 'doc[q_idx] == doc[kv_idx]'\n",
+        "documents.yaml",
+    )[0].variants
+    found = plan(variant, "backward", SM90)
+    why = "causal masks beside tests of tiles that read captures, above 64 columns"
     assert found.family == "sm80"
     assert found.reason == f"fallback: family sm90 has no backward for {why}"
+    assert plan(variant, "backward", SM90, family="sm90").family == "sm90"
 
 
-@pytest.mark.parametrize("key", ["d64-bf16-varlen-causal", "d128-fp16-varlen", "d64-bf16-det"])
-def test_what_no_gpu_has_run_is_there_for_those_who_ask(key):
-    assert plan(parse_key(key), "backward", SM90).family == "sm80"
-    assert plan(parse_key(key), "backward", SM90, family="sm90").family == "sm90"
+def test_the_last_step_says_so_where_a_gpu_has_run_it():
+    for key in ("d64-bf16", "d128-bf16-causal", "d40-fp16"):
+        assert make(key).last_flag
+    for key in ("d64-bf16-det", "d128-bf16-dropout", "d64-bf16-varlen", "d128-bf16-softcap30"):
+        assert not make(key).last_flag
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,9 @@ def test_what_no_gpu_has_run_is_there_for_those_who_ask(key):
         "d64-bf16-causal-dropout",
         "d128-bf16-window128x0",
         "d64-fp16-softcap30-sink",
+        "d64-bf16-varlen-causal",
+        "d64-bf16-det",
+        "d256-bf16-det",
     ],
 )
 def test_what_it_has_is_its_own(key):
@@ -132,14 +135,23 @@ def test_eighty_queries_have_all_of_dq_in_whole_pages():
     assert not make("d128-bf16").transposes_dq and not make("d64-bf16").transposes_dq
 
 
-def test_gradients_of_captures_are_there_for_those_who_ask():
+def test_gradients_of_captures_take_small_steps():
     spec = "dtype: bf16\ncaptures: {a: {dims: [num_heads], dtype: fp32, grad: true}}\n"
     for size, score, rows in ((64, "score * a[h]", 64), (128, "score * a[h]", 32)):
         text = f'head_dim: {size}\n{spec}score: "{score}"\n'
         variant = load_specs(text, "captures.yaml")[0].variants[0]
-        assert plan(variant, "backward", SM90).family == "sm80"
-        found = plan(variant, "backward", SM90, family="sm90")
+        found = plan(variant, "backward", SM90)
         assert found.family == "sm90" and found.tile_m == rows
+
+
+def test_gradients_of_a_whole_bias_are_the_other_familys():
+    (variant,) = load_specs(
+        "head_dim: 32\ndtype: bf16\nscore: 'score + bias[h, q_idx, kv_idx]'\ncaptures: {bias: "
+        "{dims: [num_heads, seqlen_q, seqlen_k], dtype: bf16, grad: true}}\n",
+        "bias.yaml",
+    )[0].variants
+    assert plan(variant, "backward", SM90).family == "sm80"
+    assert plan(variant, "backward", SM90, family="sm90").family == "sm90"
 
 
 def test_deterministic_variants_have_room_for_two_parts_of_dq():

@@ -85,7 +85,7 @@ def test_head_sizes_above_128_are_its_own(key):
 def test_what_is_tried_is_all_different():
     for key in ("d256-bf16", "d192v128-bf16-causal", "d256-bf16-window128x0"):
         found = list(candidates(parse_key(key), "backward", SM90, family="sm90"))
-        assert found[0].chained and found[0].chained_products
+        assert found[0].chained and found[0].own_dq and not found[0].apart
         assert found[0].sections == (key == "d192v128-bf16-causal")
         assert len(found) == len(set(found)) >= 4
 
@@ -95,7 +95,7 @@ def test_deterministic_variants_have_a_kernel_for_dq():
         for one in candidates(parse_key(key), "backward", SM90, family="sm90"):
             assert one.separate_dq and one.registers_estimate <= one.consumer_registers
             assert {product.name for product in one.products} >= {"wgmma_rows", "wgmma_dq"}
-    assert not make("d256-bf16").separate_dq
+    assert not make("d256-bf16", own_dq=False).separate_dq
 
 
 def test_sums_apart_have_all_columns_and_nothing_to_exchange():
@@ -103,14 +103,16 @@ def test_sums_apart_have_all_columns_and_nothing_to_exchange():
     widths = {product.name: product.width for product in found.products}
     assert (widths["wgmma_dk"], widths["wgmma_dv"], widths["wgmma_scores"]) == (192, 128, 64)
     assert not {"p", "ds"} & {buffer.name for buffer in found.smem}
-    for key, pins in (("d256-bf16", {}), ("d256-bf16-dropout", {"own_dq": True})):
+    for key, pins in (("d256-bf16", {"own_dq": False}), ("d256-bf16-dropout", {"own_dq": True})):
         with pytest.raises(PlanError, match="expected own_dq and no dropout beside apart"):
             make(key, apart=True, **pins)
 
 
 def test_tile_tests_leave_no_registers_for_two_products_at_once():
-    assert not make("d256-bf16-blockmask128x128").chained_products
-    assert make("d192-bf16-blockmask128x128").chained_products
+    ways = {"own_dq": False, "chained_products": True}
+    with pytest.raises(PlanError, match="registers"):
+        make("d256-bf16-blockmask128x128", **ways)
+    assert make("d192-bf16-blockmask128x128", **ways).chained_products
 
 
 def test_a_tile_that_does_not_fit():
