@@ -246,8 +246,8 @@ def missing(variant: Variant, asked: bool = False) -> str:
 
     Args:
         variant: the function.
-        asked: whether somebody asked for this family. Then what no GPU has been seen to run
-            fast, or what spills, is offered too; it is never the default.
+        asked: whether somebody asked for this family. Then what is slower than family
+            sm80, or what spills, is offered too; it is never the default.
     """
     program = program_for(variant)
     columns = max(variant.head_dim, variant.head_dim_v)

@@ -50,8 +50,10 @@ def test_build_and_show_report_what_ptxas_said(run, folder):
 
 def test_fallback_to_an_earlier_family_is_visible(run, folder):
     both = folder / "both.yaml"
-    ordered = SPEC.replace("head_dim: 64", "head_dim: 64\ndeterministic: true")
-    both.write_text(ordered.replace("one-pass", "both").replace("[forward]", "[forward, backward]"))
+    both.write_text(
+        "name: both\nhead_dim: 128\ndtype: bf16\ncausal: true\n"
+        "captures: {doc: {dims: [seqlen_k], dtype: int32}}\nmask: 'doc[q_idx] == doc[kv_idx]'\n"
+    )
     shown = run("show", both, "--arch", "sm90").output
     assert "sm90 is the family made for sm90" in shown
     assert "fallback: family sm90 has no backward for" in shown
