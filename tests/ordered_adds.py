@@ -27,9 +27,6 @@ def dq_of(kernel: EmulatedKernel, blocks: int, seed: int, heads: int, tile_n: in
     # What two tiles of keys add is large and cancels, so the order shows.
     k[:, tile_n : 2 * tile_n], v[:, tile_n : 2 * tile_n] = k[:, :tile_n], -v[:, :tile_n]
     v[:, : 2 * tile_n] *= 2.0**18
-    out, lse = (
-        torch.zeros_like(q),
-        torch.full((1, heads, QUERIES), 6.0),
-    )  # as good as the right ones
+    out, lse = torch.zeros_like(q), torch.full((1, heads, QUERIES), 6.0)  # as good as right ones
     kernel.run_at_once(blocks, seed)
     return kernel.backward(dout, q, k, v, out, lse).dq

@@ -36,6 +36,18 @@ def hides_keys(program: Program) -> bool:
     return program.mask is not None and program.mask != causal
 
 
+def is_ragged(variant: Variant) -> bool:
+    """Whether some thread blocks of a head have more work than others, as with causal alone."""
+    program = program_for(variant)
+    uneven = variant.causal and program.tile_test is None and program.band.lower is None
+    return bool(uneven) and variant.layout != "varlen"
+
+
+def has_wide_gradient(program: Program) -> bool:
+    """Whether a gradient of three dimensions or more is added to for each pair: long addresses."""
+    return any(s.level == "element" and len(s.capture.dims) > 2 for s in program.gradients)
+
+
 @dataclass(frozen=True, slots=True)
 class SmemBuffer:
     """One buffer of the shared-memory map; buffers may overlap where their lives don't."""

@@ -15,6 +15,8 @@ from .base import (
     KernelPlan,
     SmemBuffer,
     first_legal,
+    has_wide_gradient,
+    is_ragged,
     legal,
     native_flags,
     round_up,
@@ -256,22 +258,13 @@ def missing(variant: Variant, asked: bool = False) -> str:
     }
     withheld = {
         # On an H200 18.8 TFLOP/s where family sm80 has 35 (pair-bias; 2026-12).
-        "gradients of captures of three dimensions at each element": any(
-            site.level == "element" and len(site.capture.dims) > 2 for site in program.gradients
-        ),
+        "gradients of captures of three dimensions at each element": has_wide_gradient(program),
         "causal masks beside tests of tiles that read captures, above 64 columns": columns > 64
         and bool(variant.causal and program.captures)
         and program.tile_test is not None,  # 8 bytes spill at d128
     }
     lacks = unwritten if asked else unwritten | withheld
     return next((what for what, lacking in lacks.items() if lacking), "")
-
-
-def is_ragged(variant: Variant) -> bool:
-    """Whether some thread blocks of a head have more work than others, as with causal alone."""
-    program = program_for(variant)
-    uneven = variant.causal and program.tile_test is None and program.band.lower is None
-    return bool(uneven) and variant.layout != "varlen"
 
 
 def plan(
@@ -288,6 +281,7 @@ def candidates(
     """Every legal plan: what ships, then what no GPU has timed against it, best hoped for first."""
     program = program_for(variant)
     busy = program.score is not None or program.tile_test is not None or variant.dropout > 0
+    plain = not busy and variant.layout != "varlen"
     large = variant.head_dim > PAGE_COLS
     producer_registers, consumer_registers = (24, 240)
     if program.tile_test is not None:  # the work of the warp that loads
@@ -303,14 +297,13 @@ def candidates(
         num_warps=4 * _GROUPS,
         producer_registers=producer_registers,
         consumer_registers=consumer_registers,
+        # 1.5 to 6 % on an H200 (2026-12), which has run it for these alone
+        last_flag=plain and not variant.deterministic,
     )
     shapes = [(128, 2), (64, 2), (64, 1)][busy or large :]
     crowded = program.score_needed or base.sums_over_keys or variant.dropout
     if large and program.gradients and crowded:
         shapes = [(32, 2)]  # more spill
-    plain = not busy and variant.layout != "varlen"
-    # 1.5 to 6 % on an H200 (2026-12), which has run it for these alone
-    base = replace(base, last_flag=plain and not variant.deterministic)
     first = next(legal(replace(base, tile_m=m, num_stages=n) for m, n in shapes), None)
     if first is None:
         return

@@ -10,9 +10,9 @@ from ..arch import Target
 from ..errors import PlanError
 from ..program import program_for
 from ..variant import Variant
-from .base import SmemBuffer, first_legal, legal, round_up, stack
+from .base import SmemBuffer, first_legal, is_ragged, legal, round_up, stack
 from .sm90 import Product
-from .sm90_backward import SECTION_HEADS, Sm90BackwardPlan, is_ragged
+from .sm90_backward import SECTION_HEADS, Sm90BackwardPlan
 from .sm90_tiles import PAGE_COLS, tile_bytes
 
 _GROUPS = 2  # warpgroups that compute
@@ -216,7 +216,7 @@ def plan(
 def candidates(
     variant: Variant, pass_name: str, target: Target, family: str, reason: str
 ) -> Iterator[Sm90WideBackwardPlan]:
-    """Every legal plan; on an H200 dQ in a kernel of its own took 11 to 23 % less (2026-12)."""
+    """Every legal plan; on an H200 own_dq was 1.11 to 1.23 times as fast as adds (2026-12)."""
     program = program_for(variant)
     producer_registers, consumer_registers = (24, 240)
     if program.tile_test is not None:  # the work of the warp that loads

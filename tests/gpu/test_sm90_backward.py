@@ -1,4 +1,4 @@
-"""Family sm90's backward: every plan that the tuner tries is right, and what no default has yet."""
+"""Family sm90's backward: every plan that the tuner tries, packed, deterministic, learning."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SHAPES = (
 )
 
 
-UNVERIFIED = (  # of no default yet
+PACKED_AND_ORDERED = (
     *("d128-bf16-varlen-causal", "d64-fp16-varlen", "d96-bf16-varlen-window100x0-sink"),
     *("d128-bf16-causal-det", "d64-fp16-det", "d96-bf16-window100x0-det", "d64-bf16-causal-det"),
     *("d128-bf16-varlen-causal-det", "d64-bf16-blockmask64x64-det", "d128-fp16-det"),
@@ -68,9 +68,9 @@ def pins_of(key):
 def built():
     """Every plan of these tests is built at once."""
     plans = [(parse_key(key), pins) for key in PLAN_KEYS for pins in pins_of(key)]
-    plans += [(parse_key(key), ()) for key in UNVERIFIED]
+    plans += [(parse_key(key), ()) for key in PACKED_AND_ORDERED]
     requests = [BuildRequest(v, "backward", SM90, "sm90", pins) for v, pins in plans]
-    keys = (*PLAN_KEYS, *UNVERIFIED)
+    keys = (*PLAN_KEYS, *PACKED_AND_ORDERED)
     build([*requests, *(BuildRequest(parse_key(key), "forward", SM90) for key in keys)])
 
 
@@ -106,9 +106,9 @@ def test_plans_of_the_tuner(device, key):
         check(kernel, SHAPES, device)
 
 
-@pytest.mark.parametrize("key", UNVERIFIED)
+@pytest.mark.parametrize("key", PACKED_AND_ORDERED)
 @pytest.mark.usefixtures("built")
-def test_what_no_default_has(device, key):
+def test_packed_and_deterministic_variants(device, key):
     kernel = Kernel(parse_key(key), device, family="sm90")
     shapes = (*SHAPES, Shape(9, 4, 1, 700, 700))
     check(kernel, shapes, device, dropout_p=0.3 if "dropout" in key else 0.0)
@@ -138,7 +138,7 @@ def test_packed_sequences_keep_out_of_each_other(device):
         assert same(found[:40], wanted[:40]) and same(found[350:1000], wanted[350:1000])
 
 
-@pytest.mark.parametrize("key", [key for key in UNVERIFIED if key.endswith("-det")])
+@pytest.mark.parametrize("key", [key for key in PACKED_AND_ORDERED if key.endswith("-det")])
 @pytest.mark.usefixtures("built")
 def test_every_call_gives_the_same_bits(device, key):
     kernel = Kernel(parse_key(key), device, family="sm90")
