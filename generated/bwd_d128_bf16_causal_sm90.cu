@@ -67,7 +67,6 @@ constexpr int kDeltaOffset = 164352;  // 512: 2 tiles of delta
 constexpr int kStepsOffset = 164864;  // 24: what each step is
 constexpr int kBarriersOffset = 164896;  // 48: mbarriers
 constexpr int kSmemBytes = 164944;
-
 // ---- Program ----
 // score = score
 // mask = kv_idx <= q_idx + (kv_len - q_len)
@@ -296,8 +295,8 @@ struct Position {
 // The first keys come first, of all heads of a section: with a causal mask they have the most
 // queries, and the last thread blocks to run are short. Called again after the loop, since
 // computing this twice is cheaper than holding it.
-__device__ __forceinline__ Position locate(const Params& p) {
-    const unsigned block = opaque(blockIdx.x);
+__device__ __forceinline__ Position locate(const Params& p, unsigned number) {
+    const unsigned block = opaque(number);
     const unsigned first = block / (p.section * p.num_tiles_n) * p.section;  // head of the section
     const unsigned heads = min(p.section, p.num_sequence_heads - first);
     const unsigned place = block - first * p.num_tiles_n;
@@ -366,7 +365,6 @@ struct Step {
 };
 
 constexpr int kNoStep = -1;
-
 // The thread block's shared memory.
 struct Shared {
     uint8_t* smem;
@@ -399,7 +397,6 @@ struct Shared {
     __device__ __forceinline__ Barrier empty(int stage) const {
         return barrier(2 + kNumStages + stage);
     }
-
     __device__ __forceinline__ void init_barriers() const {
         keys_full().init(1);
         ds_full().init(kNumWarps);
@@ -415,21 +412,21 @@ struct Shared {
     }
 };
 
-// A warp brings K and V once, then Q, dO and their row statistics for one step after another.
-__device__ __forceinline__ void produce(const MainParams& main, const Shared& shared) {
+// A warp brings K and V of a tile, then Q, dO and their row statistics for one step after another.
+__device__ __forceinline__ void bring_tile(const MainParams& main, const Shared& shared,
+                                           Ring<kNumStages>& ring, unsigned number) {
     const Params& p = main.p;
     const int lane = threadIdx.x % 32;
-    const Position own = locate(p);
+    const Position own = locate(p, number);
     const int batch = p.first_batch + own.sequence.b;
     const int row = own.sequence.kv_start + own.kv_begin;
+    QueryWalk walk;
     if (lane == 0) {
         shared.keys_full().arrive_expecting(KTile::kBytes + VTile::kBytes);
         shared.k().load(main.k, shared.keys_full(), row, own.h_kv, batch);
         shared.v().load(main.v, shared.keys_full(), row, own.h_kv, batch);
     }
     wait_for_previous_kernel();  // which makes delta
-    Ring<kNumStages> ring;
-    QueryWalk walk;
     bool more = walk.start(p, own, lane);
     const bool any = more;
     while (more) {
@@ -464,6 +461,12 @@ __device__ __forceinline__ void produce(const MainParams& main, const Shared& sh
         shared.full(ring.stage).arrive();
     }
     shared.full(ring.stage).arrive();
+}
+
+// What the warp that loads does from start to end.
+__device__ __forceinline__ void produce(const MainParams& main, const Shared& shared) {
+    Ring<kNumStages> ring;
+    bring_tile(main, shared, ring, blockIdx.x);
 }
 
 // ---- Products of a warpgroup ----
@@ -583,7 +586,8 @@ __device__ __forceinline__ void wgmma_dq(float (&acc)[8][4], uint64_t a, uint64_
 }
 
 // clang-format on
-constexpr int kConsumerBarrier = 1;  // a named one, of all consumers; 0 is __syncthreads()
+// A named barrier of all consumers; 0 is that of __syncthreads().
+[[maybe_unused]] constexpr int kConsumerBarrier = 1;
 
 // S^T or dS^T as the left operands of dV and dK: the layouts agree.
 using KeyOperands = uint32_t[kScoreM / 16][4];
@@ -599,12 +603,6 @@ __device__ __forceinline__ void multiply_keys(float (&acc)[kBlocksM][4], ATile a
     for (int i = 0; i < kDepth; ++i) {
         wgmma_scores(acc, a.depth_columns(16 * i), b.depth_columns(16 * i), i > 0);
     }
-}
-
-// Waits for K and V, and zeroes what of them no product may read.
-__device__ __forceinline__ void receive_keys(const Shared& shared,
-                                             [[maybe_unused]] const Position& own) {
-    shared.keys_full().wait(0);
 }
 
 // Turns S^T into P^T [16 keys, kScoreM]; `masked` where some key may be hidden from some query.
@@ -674,8 +672,15 @@ __device__ __forceinline__ void store_keys(const float (&acc)[kBlocks][4], float
     }
 }
 
-// What a warp that computes does from start to end.
-__device__ __forceinline__ void consume(const Params& p, const Shared& shared, int warp) {
+// Where a warp that computes stands in what is handed round.
+struct Rings {
+    Ring<kNumStages> steps;
+    Ring<2> ds;  // its stage has the place of dS, its parity is that of the one barrier
+};
+
+// dK and dV of a tile of keys, and their part of dQ.
+__device__ __forceinline__ void sum_tile(const Params& p, const Shared& shared, Rings& rings,
+                                         int warp) {
     const int lane = threadIdx.x % 32;
     const int group_row = warp / 4 * 64;  // this warpgroup's first key of the block
     const KTile k_own = {shared.k().base + group_row * 128};
@@ -686,13 +691,11 @@ __device__ __forceinline__ void consume(const Params& p, const Shared& shared, i
     };
     float dk[kDepthQk * 2][4] = {};
     float dv[kDepthV * 2][4] = {};
-    const Position own = locate(p);
+    const Position own = locate(p, blockIdx.x);
     const int kv_first = own.kv_begin + warp * 16;
-    wait_for_previous_kernel();  // which makes the zeroes that dQ is added to
-    receive_keys(shared, own);
-
-    Ring<kNumStages> ring;
-    Ring<2> ds_ring;  // its stage has the place of dS, its parity is that of the one barrier
+    shared.keys_full().wait(0);
+    Ring<kNumStages>& ring = rings.steps;
+    Ring<2>& ds_ring = rings.ds;
     shared.full(0).wait(0);
     bool more = shared.step(0).h != kNoStep;
     while (more) {
@@ -766,12 +769,19 @@ __device__ __forceinline__ void consume(const Params& p, const Shared& shared, i
     store_keys(dk, p.softmax_scale, dk_smem, warp, lane);
     store_keys(dv, 1.0f, dv_smem, warp, lane);
     named_sync(kConsumerBarrier, kConsumers);  // rows of a tile come from several warps
-    const Position at = locate(p);
+    const Position at = locate(p, blockIdx.x);
     const int64_t row = at.sequence.kv_start + at.kv_begin;
     dk_smem.store<kHeadDim, kConsumers>(p.dk.row(at.sequence.batch(), at.h_kv, row),
                                         p.dk.row_stride, at.num_keys);
     dv_smem.store<kHeadDimV, kConsumers>(p.dv.row(at.sequence.batch(), at.h_kv, row),
                                          p.dv.row_stride, at.num_keys);
+}
+
+// What a warp that computes does from start to end.
+__device__ __forceinline__ void consume(const Params& p, const Shared& shared, int warp) {
+    Rings rings;
+    wait_for_previous_kernel();  // which makes the zeroes that dQ is added to
+    sum_tile(p, shared, rings, warp);
 }
 
 __global__ void __launch_bounds__(kNumThreads, 1)

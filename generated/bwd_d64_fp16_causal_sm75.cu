@@ -333,8 +333,8 @@ struct Position {
 
 // The first keys come first: with a causal mask they have the most queries. Called again after the
 // loop, since computing this twice is cheaper than holding it.
-__device__ __forceinline__ Position locate(const Params& p) {
-    const unsigned block = opaque(blockIdx.x);
+__device__ __forceinline__ Position locate(const Params& p, unsigned number) {
+    const unsigned block = opaque(number);
     const unsigned head = block / p.num_tiles_n;
     Position at;
     at.sequence = {static_cast<int>(head / p.num_heads_kv), p.seqlen_q, p.seqlen_k};
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     const int key_block = warp / kHeadSplits * kKeyAtoms;  // its first 16 keys
     const int part = warp % kHeadSplits;  // of the queries, and of the columns of dK and dV
 
-    const Position own = locate(p);
+    const Position own = locate(p, blockIdx.x);
     const Sequence sequence = own.sequence;
     const int h_kv = own.h_kv;
     const int kv_begin = own.kv_begin;
@@ -499,7 +499,7 @@ __global__ void __launch_bounds__(kNumThreads, kMinBlocks)
     store_blocks<Element, kBlocksV, kHeadSplits>(dv, dv_scale, v_smem, key_block * 16,
                                                  part * kOwnBlocksV, lane);
     __syncthreads();  // rows of a tile come from several warps where a store crosses them
-    const Position at = locate(p);
+    const Position at = locate(p, blockIdx.x);
     const int64_t row = at.sequence.kv_start + at.kv_begin;
     k_smem.store<kHeadDim, kNumThreads>(p.dk.row(at.sequence.batch(), at.h_kv, row),
                                         p.dk.row_stride, at.num_keys);

@@ -7,6 +7,7 @@
 // and the last output of one warpgroup, another one is at its softmax.
 #include "device/element.cuh"
 #include "device/mbarrier.cuh"
+#include "device/quad.cuh"
 #include "device/swizzled_tile.cuh"
 #include "device/tensor_map.cuh"
 #include "device/view.cuh"
@@ -614,26 +615,6 @@ __device__ __forceinline__ void pack_probabilities(uint32_t (&p)[kBlocksN / 2][4
     for (int n = 0; n < kBlocksN; ++n) {
         p[n / 2][n % 2 * 2] = Element::pack(s[n][0], s[n][1]);
         p[n / 2][n % 2 * 2 + 1] = Element::pack(s[n][2], s[n][3]);
-    }
-}
-
-// Hands the words that four lanes of a quad hold of four blocks round, so that lane i has all of
-// block i: 16 bytes that lie side by side.
-__device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
-#pragma unroll
-    for (int bit = 1; bit <= 2; bit *= 2) {
-        const bool upper = lane & bit;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (i & bit) continue;
-            const uint32_t away = upper ? w[i] : w[i + bit];
-            const uint32_t found = __shfl_xor_sync(0xffffffff, away, bit);
-            if (upper) {
-                w[i] = found;
-            } else {
-                w[i + bit] = found;
-            }
-        }
     }
 }
 

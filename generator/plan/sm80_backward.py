@@ -95,6 +95,11 @@ class Sm80BackwardPlan(Sm80Plan):
         return False
 
     @property
+    def persistent(self) -> bool:
+        """Whether a thread block goes from tile of keys to tile of keys; never in this family."""
+        return False
+
+    @property
     def sections(self) -> bool:
         """Whether thread blocks of several heads are dealt out together."""
         return self.head_sections > 0

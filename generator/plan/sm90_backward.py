@@ -47,6 +47,8 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         short_addresses: whether a lane adds to dQ at one address and offsets of it.
         last_flag: whether a step says that it is the last one, or else what follows it does, for
             which the next step's products wait.
+        persistent_blocks: whether a multiprocessor's one thread block goes from tile of keys to tile of
+            keys, whose K and V come while results of the one before are written.
     """
 
     producer_registers: int = 24
@@ -56,11 +58,12 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     early_exponentials: bool = False
     short_addresses: bool = False
     last_flag: bool = False
+    persistent_blocks: bool = False
 
     pins: ClassVar[tuple[str, ...]] = (
         *("tile_m", "num_stages"),
         *("head_sections", "chained_launches", "early_exponentials"),
-        *("short_addresses", "last_flag"),
+        *("short_addresses", "last_flag", "persistent_blocks"),
     )
 
     @property
@@ -102,6 +105,11 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     def chained(self) -> bool:
         """Whether a kernel starts while the one before it ends."""
         return self.chained_launches
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a multiprocessor's one thread block goes from tile of keys to tile of keys."""
+        return self.persistent_blocks
 
     @property
     def sections(self) -> bool:
@@ -201,8 +209,18 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         if dq_places:
             dq_bytes = dq_places * self.tile_m * self.padded_qk * 4
             buffers.append(("dq", dq_bytes, f"dQ of {dq_places} steps, to be added"))
-        buffers.append(("barriers", (2 + 2 * stages + 2 * dq_places) * 8, "mbarriers"))
+        if self.persistent:
+            buffers.append(("work", 8, "the tile of keys"))
+        buffers.append(("barriers", self._count_barriers(dq_places) * 8, "mbarriers"))
         return buffers
+
+    def _count_barriers(self, dq_places: int) -> int:
+        return 2 + 2 * self.num_stages + 2 * dq_places + self.persistent
+
+    @property
+    def num_barriers(self) -> int:
+        """Mbarriers of a thread block."""
+        return self._count_barriers(self.dq_places)
 
     @property
     def step_bytes(self) -> int:
@@ -218,6 +236,8 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     def check(self) -> KernelPlan:
         """This plan, once tiles, registers and shared memory are known to be legal."""
         self._check_tiles()
+        if self.persistent and not self.last_flag:
+            raise PlanError(f"plan: {self.name}: expected last_flag beside persistent_blocks.")
         if self.registers_estimate > self.consumer_registers:
             raise PlanError(
                 f"plan: {self.name}: tile {self.tile_m}x{self.tile_n} needs about "
@@ -284,6 +304,8 @@ def candidates(
     plain = not busy and variant.layout != "varlen"
     large = variant.head_dim > PAGE_COLS
     producer_registers, consumer_registers = (24, 240)
+    if variant.deterministic:  # the work of the warp that adds, too
+        producer_registers, consumer_registers = (40, 232)
     if program.tile_test is not None:  # the work of the warp that loads
         producer_registers, consumer_registers = (40, 232) if large else (72, 216)
     base = Sm90BackwardPlan(
@@ -319,6 +341,7 @@ def candidates(
     yield shipped
     yield first
     yield replace(shipped, last_flag=not shipped.last_flag)
+    yield replace(shipped, last_flag=True, persistent_blocks=True)
     ordered = first.adds_in_order
     for tile_m in (first.tile_m, *((80,) if plain and large and not ordered else ())):
         tiles = replace(first, tile_m=tile_m, short_addresses=not busy)  # where registers are left
