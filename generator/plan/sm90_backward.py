@@ -47,8 +47,8 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         short_addresses: whether a lane adds to dQ at one address and offsets of it.
         last_flag: whether a step says that it is the last one, or else what follows it does, for
             which the next step's products wait.
-        persistent_blocks: whether a multiprocessor's one thread block goes from tile of keys to tile of
-            keys, whose K and V come while results of the one before are written.
+        persistent_blocks: whether a multiprocessor's one thread block goes from tile of keys to
+            tile of keys, whose K and V come while results of the one before are written.
     """
 
     producer_registers: int = 24

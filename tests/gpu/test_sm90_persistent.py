@@ -24,7 +24,7 @@ PINS = (("last_flag", True), ("persistent_blocks", True))
 KEYS = (
     *("d128-bf16", "d128-bf16-causal", "d96-fp16-causal", "d64-bf16-causal", "d64-fp16"),
     *("d40-bf16-causal", "d128v96-bf16-causal", "d72-bf16", "d128-bf16-causal-softcap50"),
-    *("d128-fp16-causal-dropout", "d64-bf16-causal-dropout-sink", "d64-bf16-alibi"),
+    *("d128-fp16-causal-dropout", "d64-bf16-causal-sink-dropout", "d64-bf16-alibi"),
     *("d128-bf16-varlen-causal", "d64-fp16-varlen", "d96-bf16-varlen-window100x0-sink"),
     *("d128-bf16-causal-det", "d64-fp16-det", "d128-bf16-varlen-causal-det"),
     *("d64-bf16-blockmask64x64", "d64-bf16-blockmask64x64-det", "d128-bf16-window100x0"),
