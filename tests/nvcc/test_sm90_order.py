@@ -21,8 +21,12 @@ WAIT = "while (ld_acquire(p.added + tile) != before + 1)"
 dq_of = partial(ordered_adds.dq_of, heads=1, tile_n=128)
 
 
-def emulate(key, folder, passes=PASSES):
+PERSISTENT = {"last_flag": True, "persistent_blocks": True}
+
+
+def emulate(key, folder, passes=PASSES, pins=None):
     plans = [plan(parse_key(key), name, TARGETS["sm90"], family="sm90") for name in passes]
+    plans[-1] = plans[-1].pinned(pins or {}).check()
     assert plans[-1].adds_in_order
     return emulated.EmulatedKernel(plans, folder)
 
@@ -47,3 +51,19 @@ def test_no_order_of_blocks_changes_a_bit(tmp_path, monkeypatch):
     emulated.with_fault(monkeypatch, WAIT, "while (false)")
     kernel = emulate("d16-bf16-det", tmp_path / "without_a_wait", PASSES[1:])
     assert any(not torch.equal(dq_of(kernel, *schedule), expected) for schedule in schedules)
+
+
+def test_blocks_that_go_from_tile_to_tile_wait_for_lower_ones(tmp_path):
+    """Three of them, as many as the emulated device has at once, and more tiles than those."""
+    kernel = emulate("d16-bf16-causal-det", tmp_path, pins=PERSISTENT)
+    shape = Shape(1, 2, 1, 300, 700)
+    expected = None
+    for late, seed in ((True, 1), (False, 2), (False, 3)):
+        kernel.work_late(late)
+        kernel.run_at_once(3, seed)
+        found = compare_call(kernel, shape, CPU, backward=True)
+        wrong = [f"{name}: {one}" for name, one in found.items() if not one.ok]
+        assert not wrong, wrong
+        bits = dq_of(kernel, 3, seed)
+        expected = bits if expected is None else expected
+        assert torch.equal(bits, expected), f"seed {seed}"
