@@ -77,6 +77,9 @@ _BODIES = {
     # device/turns.cuh
     "ld_acquire": 'emu::current->waits_for = "its turn"; emu::yield(); return *place;',
     "st_release": "*place = x;",
+    "add_release": "*place += x;",
+    "sleep_ns": "",
+    "ld_sums_4": "memcpy(v, sums, 16);",
     # device/ordered_adds.cuh
     "fence_async_global": "",
     "st_shared_4": "memcpy(emu::writable(smem, 16), v, 16);",

@@ -100,6 +100,11 @@ class Sm80BackwardPlan(Sm80Plan):
         return False
 
     @property
+    def converts_early(self) -> bool:
+        """Whether the main kernel converts dQ of heads that are done; never in this family."""
+        return False
+
+    @property
     def sections(self) -> bool:
         """Whether thread blocks of several heads are dealt out together."""
         return self.head_sections > 0

@@ -38,8 +38,6 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     """Backward: a warp loads, two warpgroups own 64 keys each and walk the queries.
 
     Attributes:
-        producer_registers: registers of a thread that loads.
-        consumer_registers: registers of a thread that computes.
         head_sections: heads, a power of two at most, whose thread blocks are dealt out together,
             longest first; 0 for head by head.
         chained_launches: whether a kernel starts while the one before it ends.
@@ -49,22 +47,36 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
             which the next step's products wait.
         persistent_blocks: whether a multiprocessor's one thread block goes from tile of keys to
             tile of keys, whose K and V come while results of the one before are written.
+        early_conversion: whether warps that would wait convert dQ of heads that are done, instead
+            of a kernel of its own.
     """
 
-    producer_registers: int = 24
-    consumer_registers: int = 240
     head_sections: int = 0
     chained_launches: bool = False
     early_exponentials: bool = False
     short_addresses: bool = False
     last_flag: bool = False
     persistent_blocks: bool = False
+    early_conversion: bool = False
 
     pins: ClassVar[tuple[str, ...]] = (
         *("tile_m", "num_stages"),
         *("head_sections", "chained_launches", "early_exponentials"),
-        *("short_addresses", "last_flag", "persistent_blocks"),
+        *("short_addresses", "last_flag", "persistent_blocks", "early_conversion"),
     )
+
+    @property
+    def producer_registers(self) -> int:
+        """Registers of a thread that doesn't compute, which are fewer than it starts with."""
+        if self.program.tile_test is not None:  # the work of the warp that loads
+            return 40 if self.variant.head_dim > PAGE_COLS else 72
+        other_work = self.adds_in_order or self.converts_early
+        return 40 if other_work else 24
+
+    @property
+    def consumer_registers(self) -> int:
+        """Registers of a thread that computes: what the others leave, in eights."""
+        return {24: 240, 40: 232, 72: 216}[self.producer_registers]
 
     @property
     def compile_flags(self) -> tuple[str, ...]:
@@ -110,6 +122,11 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     def persistent(self) -> bool:
         """Whether a multiprocessor's one thread block goes from tile of keys to tile of keys."""
         return self.persistent_blocks
+
+    @property
+    def converts_early(self) -> bool:
+        """Whether the main kernel converts dQ of heads that are done."""
+        return self.early_conversion
 
     @property
     def sections(self) -> bool:
@@ -238,6 +255,11 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         self._check_tiles()
         if self.persistent and not self.last_flag:
             raise PlanError(f"plan: {self.name}: expected last_flag beside persistent_blocks.")
+        if self.early_conversion and not self._can_convert_early:
+            raise PlanError(
+                f"plan: {self.name}: expected early_conversion with persistent_blocks alone, and "
+                "not where sequences are packed, dQ is summed in order or tile_m is 80."
+            )
         if self.registers_estimate > self.consumer_registers:
             raise PlanError(
                 f"plan: {self.name}: tile {self.tile_m}x{self.tile_n} needs about "
@@ -252,6 +274,11 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         if end > lse.offset_bytes:
             raise PlanError(f"plan: {self.name}: dK and dV need {end} bytes at the end.")
         return KernelPlan.check(self)
+
+    @property
+    def _can_convert_early(self) -> bool:
+        packed = self.variant.layout == "varlen"
+        return self.persistent and not (packed or self.adds_in_order or self.transposes_dq)
 
     def _check_tiles(self) -> None:
         """Raise PlanError for tiles that the kernel isn't written for."""
@@ -303,11 +330,6 @@ def candidates(
     busy = program.score is not None or program.tile_test is not None or variant.dropout > 0
     plain = not busy and variant.layout != "varlen"
     large = variant.head_dim > PAGE_COLS
-    producer_registers, consumer_registers = (24, 240)
-    if variant.deterministic:  # the work of the warp that adds, too
-        producer_registers, consumer_registers = (40, 232)
-    if program.tile_test is not None:  # the work of the warp that loads
-        producer_registers, consumer_registers = (40, 232) if large else (72, 216)
     base = Sm90BackwardPlan(
         variant=variant,
         pass_name=pass_name,
@@ -317,8 +339,6 @@ def candidates(
         tile_m=64,
         tile_n=_GROUPS * _GROUP_KEYS,
         num_warps=4 * _GROUPS,
-        producer_registers=producer_registers,
-        consumer_registers=consumer_registers,
         # 1.5 to 6 % on an H200 (2026-12), which has run it for these alone
         last_flag=plain and not variant.deterministic,
     )
@@ -341,7 +361,9 @@ def candidates(
     yield shipped
     yield first
     yield replace(shipped, last_flag=not shipped.last_flag)
-    yield replace(shipped, last_flag=True, persistent_blocks=True)
+    persistent = replace(shipped, last_flag=True, persistent_blocks=True)
+    yield persistent
+    yield from legal([replace(persistent, early_conversion=True)])
     ordered = first.adds_in_order
     for tile_m in (first.tile_m, *((80,) if plain and large and not ordered else ())):
         tiles = replace(first, tile_m=tile_m, short_addresses=not busy)  # where registers are left

@@ -80,6 +80,11 @@ class Sm90WideBackwardPlan(Sm90BackwardPlan):
         return False
 
     @property
+    def producer_registers(self) -> int:
+        """Registers of a thread that doesn't compute: more where it tests tiles."""
+        return 24 if self.program.tile_test is None else 40
+
+    @property
     def separate_dq(self) -> bool:
         """Whether dQ has a kernel of its own."""
         return self.own_dq
@@ -218,9 +223,6 @@ def candidates(
 ) -> Iterator[Sm90WideBackwardPlan]:
     """Every legal plan; on an H200 own_dq was 1.11 to 1.23 times as fast as adds (2026-12)."""
     program = program_for(variant)
-    producer_registers, consumer_registers = (24, 240)
-    if program.tile_test is not None:  # the work of the warp that loads
-        producer_registers, consumer_registers = (40, 232)
     base = Sm90WideBackwardPlan(
         variant=variant,
         pass_name=pass_name,
@@ -230,8 +232,6 @@ def candidates(
         tile_m=_QUERIES,
         tile_n=_KEYS,
         num_warps=4 * _GROUPS,
-        producer_registers=producer_registers,
-        consumer_registers=consumer_registers,
     )
     ways = [(False, True, False), (False, True, True)]  # chained_products, own_dq, apart
     if not variant.deterministic:

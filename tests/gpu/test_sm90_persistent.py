@@ -20,7 +20,8 @@ from flashgen.runtime.verify import Shape, compare_call
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper", "poison")]
 
 SM90 = TARGETS["sm90"]
-PINS = (("last_flag", True), ("persistent_blocks", True))
+PERSISTENT = {"last_flag": True, "persistent_blocks": True}
+PINS = {"persistent": PERSISTENT, "early": {**PERSISTENT, "early_conversion": True}}
 KEYS = (
     *("d128-bf16", "d128-bf16-causal", "d96-fp16-causal", "d64-bf16-causal", "d64-fp16"),
     *("d40-bf16-causal", "d128v96-bf16-causal", "d72-bf16", "d128-bf16-causal-softcap50"),
@@ -40,9 +41,17 @@ SHAPES = (
 )
 
 
-def request(key):
+def can(pins, key):
+    """Whether a plan of the key can have these pins."""
+    return pins == "persistent" or not ("varlen" in key or key.endswith("-det"))
+
+
+CASES = [(pins, key) for pins in PINS for key in KEYS if can(pins, key)]
+
+
+def request(pins, key):
     variant = parse_key(key)
-    pinned = plan(variant, "backward", SM90, family="sm90").pinned(dict(PINS))
+    pinned = plan(variant, "backward", SM90, family="sm90").pinned(PINS[pins]).check()
     pins = tuple((name, getattr(pinned, name)) for name in pinned.pins)
     return BuildRequest(variant, "backward", SM90, "sm90", pins)
 
@@ -51,11 +60,11 @@ def request(key):
 def built():
     """Every kernel of these tests is built at once."""
     forwards = [BuildRequest(parse_key(key), "forward", SM90) for key in KEYS]
-    build([*map(request, KEYS), *forwards])
+    build([*(request(pins, key) for pins, key in CASES), *forwards])
 
 
-def kernel_of(key, device):
-    one = request(key)
+def kernel_of(pins, key, device):
+    one = request(pins, key)
     (spec,) = load_specs(
         f"head_dim: {one.variant.head_dim}\ndtype: {one.variant.dtype}\n", "p.yaml"
     )
@@ -63,10 +72,10 @@ def kernel_of(key, device):
     return Kernel(one.variant, device, spec=replace(spec, tuning=tuning), family="sm90")
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(("pins", "key"), CASES)
 @pytest.mark.usefixtures("built")
-def test_gradients_are_right(device, key):
-    kernel = kernel_of(key, device)
+def test_gradients_are_right(device, pins, key):
+    kernel = kernel_of(pins, key, device)
     for shape in SHAPES:
         found = compare_call(kernel, shape, device, dropout_p=0.3 if "dropout" in key else 0.0)
         wrong = [f"{name}: {one}" for name, one in found.items() if not one.ok]
@@ -76,7 +85,7 @@ def test_gradients_are_right(device, key):
 @pytest.mark.parametrize("key", [key for key in KEYS if key.endswith("-det")])
 @pytest.mark.usefixtures("built")
 def test_every_call_gives_the_same_bits(device, key):
-    kernel = kernel_of(key, device)
+    kernel = kernel_of("persistent", key, device)
     data = random_inputs(kernel.variant, Shape(4, 16, 4, 1000, 2048), device, seed=1)
     out, lse, _ = kernel.forward(data.q, data.k, data.v, **data.arguments)
     tensors = (data.dout, data.q, data.k, data.v, out, lse)
@@ -87,10 +96,11 @@ def test_every_call_gives_the_same_bits(device, key):
             assert torch.equal(getattr(again, name), getattr(first, name)), name
 
 
+@pytest.mark.parametrize("pins", PINS)
 @pytest.mark.usefixtures("built")
-def test_no_queries(device):
+def test_no_queries(device, pins):
     """Nobody resets the counter then, and every tile of keys is written all the same."""
-    kernel = kernel_of("d64-bf16-causal", device)
+    kernel = kernel_of(pins, "d64-bf16-causal", device)
     q = torch.empty(4, 0, 32, 64, device=device, dtype=torch.bfloat16)
     k = torch.randn(4, 700, 32, 64, device=device, dtype=torch.bfloat16)
     out, lse, _ = kernel.forward(q, k, k)
