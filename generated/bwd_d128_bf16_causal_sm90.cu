@@ -10,11 +10,13 @@
 // and dS^T, which feed dV and dK from registers, and share dS^T through shared memory for dQ.
 #include "device/element.cuh"
 #include "device/mbarrier.cuh"
+#include "device/quad.cuh"
 #include "device/swizzled_tile.cuh"
 #include "device/tensor_map.cuh"
 #include "device/tile.cuh"
 #include "device/wgmma.cuh"
 #include "device/tile_walk.cuh"
+#include "device/turns.cuh"
 #include "device/view.cuh"
 #include "host/attention_args.h"
 #include "host/launch_chained.cuh"
@@ -37,8 +39,8 @@ constexpr int kNumStages = 2;  // tiles of Q and dO in flight
 constexpr int kNumWarps = 8;  // that compute
 constexpr int kConsumers = 32 * kNumWarps;  // threads of them
 constexpr int kNumThreads = kConsumers + 128;
-constexpr int kProducerRegisters = 24;  // of a thread
-constexpr int kConsumerRegisters = 240;
+constexpr int kProducerRegisters = 40;  // of a thread
+constexpr int kConsumerRegisters = 232;
 constexpr int kScoreM = 64;  // queries of a step that a warpgroup scores
 constexpr int kBlocksM = kScoreM / 8;  // n8 blocks of a score tile
 constexpr int kDepthQk = (kHeadDim + 15) / 16;  // products that a score takes
@@ -65,8 +67,11 @@ constexpr int kDsOffset = 131072;  // 32768: dS of two steps
 constexpr int kLseOffset = 163840;  // 512: 2 tiles of lse
 constexpr int kDeltaOffset = 164352;  // 512: 2 tiles of delta
 constexpr int kStepsOffset = 164864;  // 24: what each step is
-constexpr int kBarriersOffset = 164896;  // 48: mbarriers
-constexpr int kSmemBytes = 164944;
+constexpr int kWorkOffset = 164896;  // 8: the tile of keys
+constexpr int kBarriersOffset = 164912;  // 56: mbarriers
+constexpr int kSmemBytes = 164968;
+constexpr int kBarriers = 7;
+constexpr int kPollNs = 1000;  // between two questions whether a head is done
 // ---- Program ----
 // score = score
 // mask = kv_idx <= q_idx + (kv_len - q_len)
@@ -139,6 +144,11 @@ struct Params {
     int first_batch;  // of this launch
     unsigned section;  // K/V heads whose thread blocks are dealt out together
     unsigned num_sequence_heads;  // K/V heads of all elements of this launch's batch
+    unsigned num_work;  // tiles of keys of all K/V heads
+    unsigned* next_work;  // how many of them were taken, besides each thread block's first
+    unsigned num_conversions;  // tiles of queries of all heads
+    unsigned* next_conversion;  // how many of them were taken
+    int* tiles_done;  // [batch, num_heads_kv]: tiles of keys
     ProgramArgs program;
 };
 
@@ -243,6 +253,13 @@ __global__ void __launch_bounds__(kDeltaThreads, 1)
             p.delta[tile * kTileM + i] = sum;
         }
     }
+    if (blockIdx.x == 0 && threadIdx.x == 0) *p.next_work = 0;
+    if (threadIdx.x == 0) {
+        if (blockIdx.x == 0) *p.next_conversion = 0;
+        if (own.tile == 0 && own.h % p.group == 0) {
+            p.tiles_done[sequence.b * p.num_heads_kv + own.h / p.group] = 0;
+        }
+    }
     constexpr int kTileElems = kTileM * kBlocksQk * 16;
     float4* dq_tile = reinterpret_cast<float4*>(p.dq_accum + tile * kTileElems);
     for (int i = threadIdx.x; i < kTileElems / 4; i += kDeltaThreads) dq_tile[i] = {0, 0, 0, 0};
@@ -253,36 +270,6 @@ __global__ void __launch_bounds__(kDeltaThreads, 1)
 // four values of an accumulator are neighbours, so that a warp adds 512 contiguous bytes at once.
 __device__ __forceinline__ int dq_block(int row_block, int column_block) {
     return (column_block * (kTileM / 16) + row_block) * 256;
-}
-
-constexpr int kConvertThreads = 128;
-using DqTile = SmemTile<kTileM, kBlocksQk * 16>;
-
-// dq = softmax_scale * dq_accum. A block owns kTileM queries of one head.
-__global__ void __launch_bounds__(kConvertThreads)
-    bwd_d128_bf16_causal_sm90_convert(const __grid_constant__ Params p) {
-    __shared__ __align__(128) uint8_t smem[DqTile::kBytes];
-    const DqTile dq_smem{smem_address(smem)};
-    wait_for_previous_kernel();  // which sums dQ up
-    const QueryTile own = locate_queries<kTileM>(p, p.num_tiles_m);
-    const Sequence sequence = own.sequence;
-    const float4* dq_tile = reinterpret_cast<const float4*>(
-        p.dq_accum + stats_tile(p, sequence, own.h, own.tile) * (kTileM * kBlocksQk * 16));
-    for (int i = threadIdx.x; i < kTileM * kBlocksQk * 4; i += kConvertThreads) {
-        const int lane = i % 32;
-        const int row_block = i / 64 % (kTileM / 16);
-        const int col = i / 64 / (kTileM / 16) * 16 + i / 32 % 2 * 8 + fragment_col(lane, 0);
-        const int row = row_block * 16 + fragment_row(lane, 0);
-        const float4 v = dq_tile[i];
-        dq_smem.store_pair(row, col, Element::pack(v.x * p.softmax_scale, v.y * p.softmax_scale));
-        dq_smem.store_pair(row + 8, col,
-                           Element::pack(v.z * p.softmax_scale, v.w * p.softmax_scale));
-    }
-    __syncthreads();  // the tile is complete
-    const int q_begin = own.tile * kTileM;
-    dq_smem.store<kHeadDim, kConvertThreads>(
-        p.dq.row(sequence.batch(), own.h, sequence.q_start + q_begin), p.dq.row_stride,
-        sequence.q_len - q_begin);
 }
 
 // The keys that a thread block owns.
@@ -356,15 +343,22 @@ struct QueryWalk {
     }
 };
 
+// What a thread block works on: the keys of one tile and K/V head.
+struct Work {
+    unsigned number;  // as locate takes it; kNoWork at the end
+    bool has_steps;
+};
+
+constexpr unsigned kNoWork = ~0u;
+
 // What the consumers are told of a step.
 struct Step {
-    int h;  // query head; kNoStep after the last step
+    int h;  // query head
     int q_begin;
     bool masked;  // some key may be hidden from some query, or one of them doesn't exist
     bool last;
 };
 
-constexpr int kNoStep = -1;
 // The thread block's shared memory.
 struct Shared {
     uint8_t* smem;
@@ -391,14 +385,19 @@ struct Shared {
     __device__ __forceinline__ Step& step(int stage) const {
         return reinterpret_cast<Step*>(smem + kStepsOffset)[stage];
     }
+    __device__ __forceinline__ Work& work() const {
+        return *reinterpret_cast<Work*>(smem + kWorkOffset);
+    }
     __device__ __forceinline__ Barrier keys_full() const { return barrier(0); }
     __device__ __forceinline__ Barrier ds_full() const { return barrier(1); }
     __device__ __forceinline__ Barrier full(int stage) const { return barrier(2 + stage); }
     __device__ __forceinline__ Barrier empty(int stage) const {
         return barrier(2 + kNumStages + stage);
     }
+    __device__ __forceinline__ Barrier keys_empty() const { return barrier(kBarriers - 1); }
     __device__ __forceinline__ void init_barriers() const {
         keys_full().init(1);
+        keys_empty().init(kNumWarps + 1);  // all that read what the work is
         ds_full().init(kNumWarps);
         for (int stage = 0; stage < kNumStages; ++stage) {
             full(stage).init(1 + 32);  // the bulk copies, and each lane's copies of statistics
@@ -414,21 +413,23 @@ struct Shared {
 
 // A warp brings K and V of a tile, then Q, dO and their row statistics for one step after another.
 __device__ __forceinline__ void bring_tile(const MainParams& main, const Shared& shared,
-                                           Ring<kNumStages>& ring, unsigned number) {
+                                           Ring<kNumStages>& ring, unsigned number, Ring<1>& keys) {
     const Params& p = main.p;
     const int lane = threadIdx.x % 32;
     const Position own = locate(p, number);
     const int batch = p.first_batch + own.sequence.b;
     const int row = own.sequence.kv_start + own.kv_begin;
     QueryWalk walk;
+    bool more = walk.start(p, own, lane);
+    shared.keys_empty().wait(keys.parity ^ 1);
+    keys.next();
     if (lane == 0) {
+        shared.work() = {number, more};
         shared.keys_full().arrive_expecting(KTile::kBytes + VTile::kBytes);
         shared.k().load(main.k, shared.keys_full(), row, own.h_kv, batch);
         shared.v().load(main.v, shared.keys_full(), row, own.h_kv, batch);
     }
     wait_for_previous_kernel();  // which makes delta
-    bool more = walk.start(p, own, lane);
-    const bool any = more;
     while (more) {
         const int h = walk.h;
         const int tile = walk.tiles.tile;
@@ -455,18 +456,115 @@ __device__ __forceinline__ void bring_tile(const MainParams& main, const Shared&
         full.arrive_after_copies();
         ring.next();
     }
-    if (any) return;
-    if (lane == 0) {
-        shared.step(ring.stage).h = kNoStep;
-        shared.full(ring.stage).arrive();
-    }
-    shared.full(ring.stage).arrive();
+}
+
+// The next tile of keys, or kNoWork; whole warps ask. Called once all steps of the last one are
+// under way, so that the answer comes before they are done.
+__device__ __forceinline__ unsigned take_work(const Params& p) {
+    wait_for_previous_kernel();  // which resets the counter
+    unsigned taken = 0;
+    if (threadIdx.x % 32 == 0) taken = atomicAdd(p.next_work, 1u);
+    taken = __shfl_sync(0xffffffff, taken, 0);
+    return taken < p.num_work - gridDim.x ? gridDim.x + taken : kNoWork;
 }
 
 // What the warp that loads does from start to end.
 __device__ __forceinline__ void produce(const MainParams& main, const Shared& shared) {
     Ring<kNumStages> ring;
-    bring_tile(main, shared, ring, blockIdx.x);
+    Ring<1> keys;
+    for (unsigned number = blockIdx.x; number != kNoWork; number = take_work(main.p)) {
+        bring_tile(main, shared, ring, number, keys);
+    }
+    shared.keys_empty().wait(keys.parity ^ 1);
+    if (threadIdx.x % 32 == 0) {
+        shared.work().number = kNoWork;
+        shared.keys_full().arrive();
+    }
+}
+
+// Warps that would wait convert dQ, one K/V head's queries after another's, once all tiles of that
+// head's keys are done: what they read is still in the L2 cache.
+
+// dq = softmax_scale * dq_accum, of a tile of queries of head h.
+__device__ __forceinline__ void convert_tile(const Params& p, const Sequence& sequence, int h,
+                                             int tile, int lane) {
+    const float* tile_sums =
+        p.dq_accum + stats_tile(p, sequence, h, tile) * (kTileM * kBlocksQk * 16) + lane * 4;
+    const int q_begin = tile * kTileM;
+    const int num_rows = sequence.q_len - q_begin;
+    Element* rows = p.dq.row(sequence.batch(), h, q_begin);
+#pragma unroll 1
+    for (int row_block = 0; row_block < kTileM / 16; ++row_block) {
+        const int row = row_block * 16 + fragment_row(lane, 0);
+#pragma unroll 1
+        for (int block = 0; block < kBlocksQk; block += 2) {
+            float sums[4][4] = {};  // all on their way before the first is used
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if (block + i / 2 >= kBlocksQk) continue;
+                ld_sums_4(sums[i], tile_sums + dq_block(row_block, block + i / 2) + i % 2 * 128);
+            }
+            uint32_t upper[4], lower[4];  // of rows 8 apart
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const auto& v = sums[i];
+                upper[i] = Element::pack(v[0] * p.softmax_scale, v[1] * p.softmax_scale);
+                lower[i] = Element::pack(v[2] * p.softmax_scale, v[3] * p.softmax_scale);
+            }
+            transpose_quad(upper, lane);
+            transpose_quad(lower, lane);
+            const int col = block * 16 + lane % 4 * 8;
+            if (col >= kHeadDim) continue;
+            Element* place = rows + row * p.dq.row_stride + col;
+            if (row < num_rows) {
+                *reinterpret_cast<uint4*>(place) = {upper[0], upper[1], upper[2], upper[3]};
+            }
+            if (row + 8 < num_rows) {
+                *reinterpret_cast<uint4*>(place + 8 * p.dq.row_stride) = {lower[0], lower[1],
+                                                                          lower[2], lower[3]};
+            }
+        }
+    }
+}
+
+// Converts tiles of queries until all are taken.
+__device__ __forceinline__ void convert_tiles(const Params& p) {
+    const int lane = threadIdx.x % 32;
+    const unsigned tiles = p.group * p.num_tiles_m;  // of a K/V head
+    while (true) {
+        unsigned number = 0;
+        if (lane == 0) number = atomicAdd(p.next_conversion, 1u);
+        number = __shfl_sync(0xffffffff, number, 0);
+        if (number >= p.num_conversions) return;
+        const unsigned head = number / tiles;  // of all K/V heads, as they are dealt out
+        if (lane == 0) {
+            while (ld_acquire(p.tiles_done + head) != static_cast<int>(p.num_tiles_n)) {
+                sleep_ns<kPollNs>();
+            }
+        }
+        __syncwarp();
+        const Sequence sequence = {static_cast<int>(head / p.num_heads_kv), p.seqlen_q, p.seqlen_k};
+        const int h = head % p.num_heads_kv * p.group + number % tiles / p.num_tiles_m;
+        convert_tile(p, sequence, h, number % p.num_tiles_m, lane);
+    }
+}
+
+// What the warp does that tells the others, of all thread blocks, which tiles of keys are done.
+__device__ __forceinline__ void count_tiles(const Params& p, const Shared& shared) {
+    const int lane = threadIdx.x % 32;
+    Ring<1> keys;
+    while (true) {
+        shared.keys_full().wait(keys.parity);
+        const unsigned number = shared.work().number;
+        if (number == kNoWork) return;
+        __syncwarp();
+        if (lane == 0) shared.keys_empty().arrive();
+        shared.keys_empty().wait(keys.parity);  // everything has been added to dQ
+        const Position own = locate(p, number);
+        const int head = own.sequence.b * p.num_heads_kv + own.h_kv;
+        if (lane == 0) add_release(p.tiles_done + head, 1);
+        keys.next();
+    }
 }
 
 // ---- Products of a warpgroup ----
@@ -658,16 +756,29 @@ __device__ __forceinline__ void add_dq(float* dq_tile, DsTile ds, KTile k, int w
     }
 }
 
-// Writes a warp's 16 rows, scaled, to a tile.
-template <int kBlocks, typename Tile>
-__device__ __forceinline__ void store_keys(const float (&acc)[kBlocks][4], float scale, Tile tile,
+// Writes a warp's 16 rows, scaled: `rows` are those of its tile of keys, `num_rows` of which exist.
+template <int kCols, int kBlocks>
+__device__ __forceinline__ void write_keys(const float (&acc)[kBlocks][4], float scale,
+                                           Element* rows, int64_t row_stride, int num_rows,
                                            int warp, int lane) {
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
+    for (int r = 0; r < 2; ++r) {
+        const int row = warp * 16 + fragment_row(lane, 2 * r);
+        Element* cols = rows + row * row_stride + lane % 4 * 8;
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            tile.store_pair(warp * 16 + fragment_row(lane, 2 * r), n * 8 + fragment_col(lane, 0),
-                            Element::pack(acc[n][2 * r] * scale, acc[n][2 * r + 1] * scale));
+        for (int n = 0; n < kBlocks; n += 4) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const bool exists = n + i < kBlocks;
+                words[i] = exists ? Element::pack(acc[exists ? n + i : 0][2 * r] * scale,
+                                                  acc[exists ? n + i : 0][2 * r + 1] * scale)
+                                  : 0;
+            }
+            transpose_quad(words, lane);
+            if (row < num_rows && n * 8 + lane % 4 * 8 < kCols) {
+                *reinterpret_cast<uint4*>(cols + n * 8) = {words[0], words[1], words[2], words[3]};
+            }
         }
     }
 }
@@ -680,7 +791,7 @@ struct Rings {
 
 // dK and dV of a tile of keys, and their part of dQ.
 __device__ __forceinline__ void sum_tile(const Params& p, const Shared& shared, Rings& rings,
-                                         int warp) {
+                                         const Work& work, int warp) {
     const int lane = threadIdx.x % 32;
     const int group_row = warp / 4 * 64;  // this warpgroup's first key of the block
     const KTile k_own = {shared.k().base + group_row * 128};
@@ -691,13 +802,13 @@ __device__ __forceinline__ void sum_tile(const Params& p, const Shared& shared, 
     };
     float dk[kDepthQk * 2][4] = {};
     float dv[kDepthV * 2][4] = {};
-    const Position own = locate(p, blockIdx.x);
+    pin_accumulators(dk);
+    pin_accumulators(dv);
+    const Position own = locate(p, work.number);
     const int kv_first = own.kv_begin + warp * 16;
-    shared.keys_full().wait(0);
     Ring<kNumStages>& ring = rings.steps;
     Ring<2>& ds_ring = rings.ds;
-    shared.full(0).wait(0);
-    bool more = shared.step(0).h != kNoStep;
+    bool more = work.has_steps;
     while (more) {
         shared.full(ring.stage).wait(ring.parity);
         const Step step = shared.step(ring.stage);
@@ -763,25 +874,28 @@ __device__ __forceinline__ void sum_tile(const Params& p, const Shared& shared, 
         ring.next();
     }
 
-    named_sync(kConsumerBarrier, kConsumers);  // everyone is done with K, whose place dK takes
-    const DkTile dk_smem{shared.base};
-    const DvTile dv_smem{shared.base + (DkTile::kBytes + 127) / 128 * 128};
-    store_keys(dk, p.softmax_scale, dk_smem, warp, lane);
-    store_keys(dv, 1.0f, dv_smem, warp, lane);
-    named_sync(kConsumerBarrier, kConsumers);  // rows of a tile come from several warps
-    const Position at = locate(p, blockIdx.x);
+    const Position at = locate(p, shared.work().number);
+    release(shared.keys_empty());
+    const float dv_scale = 1.0f;
     const int64_t row = at.sequence.kv_start + at.kv_begin;
-    dk_smem.store<kHeadDim, kConsumers>(p.dk.row(at.sequence.batch(), at.h_kv, row),
-                                        p.dk.row_stride, at.num_keys);
-    dv_smem.store<kHeadDimV, kConsumers>(p.dv.row(at.sequence.batch(), at.h_kv, row),
-                                         p.dv.row_stride, at.num_keys);
+    write_keys<kHeadDim>(dk, p.softmax_scale, p.dk.row(at.sequence.batch(), at.h_kv, row),
+                         p.dk.row_stride, at.num_keys, warp, lane);
+    write_keys<kHeadDimV>(dv, dv_scale, p.dv.row(at.sequence.batch(), at.h_kv, row),
+                          p.dv.row_stride, at.num_keys, warp, lane);
 }
 
 // What a warp that computes does from start to end.
 __device__ __forceinline__ void consume(const Params& p, const Shared& shared, int warp) {
     Rings rings;
     wait_for_previous_kernel();  // which makes the zeroes that dQ is added to
-    sum_tile(p, shared, rings, warp);
+    Ring<1> keys;
+    while (true) {
+        shared.keys_full().wait(keys.parity);
+        const Work work = shared.work();
+        if (work.number == kNoWork) break;
+        sum_tile(p, shared, rings, work, warp);
+        keys.next();
+    }
 }
 
 __global__ void __launch_bounds__(kNumThreads, 1)
@@ -799,9 +913,15 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     if (warp >= kNumWarps) {
         lower_registers<kProducerRegisters>();
         if (warp == kNumWarps) produce(main, shared);
+        if (warp != kNumWarps) {
+            wait_for_previous_kernel();  // which resets the counters
+            if (warp == kNumWarps + 1) count_tiles(main.p, shared);
+            convert_tiles(main.p);
+        }
     } else {
         raise_registers<kConsumerRegisters>();
         consume(main.p, shared, warp);
+        convert_tiles(main.p);
     }
 }
 
@@ -821,6 +941,9 @@ int64_t num_batches(const WorkspaceSizes& s) { return s.batch; }
 struct Workspace {
     int64_t delta;  // fp32, kTileM for each tile of queries
     int64_t dq_accum;  // fp32, a padded tile of dQ for each tile of queries
+    int64_t next_work;  // 32 bits
+    int64_t next_conversion;  // 32 bits
+    int64_t tiles_done;  // 32 bits for each K/V head
     int64_t bytes;  // of all
 };
 
@@ -835,6 +958,9 @@ Workspace workspace_of(const WorkspaceSizes& s) {
     const int64_t tiles = num_batches(s) * s.num_heads * num_tiles(s, s.seqlen_q, kTileM);
     w.delta = place(tiles * kTileM * int64_t{sizeof(float)});
     w.dq_accum = place(tiles * kTileM * (kBlocksQk * 16) * int64_t{sizeof(float)});
+    w.next_work = place(int64_t{sizeof(unsigned)});
+    w.next_conversion = place(int64_t{sizeof(unsigned)});
+    w.tiles_done = place(num_batches(s) * s.num_heads_kv * int64_t{sizeof(int)});
     return w;
 }
 
@@ -868,6 +994,9 @@ Params make_params(const Call& call, int64_t batch) {
     p.delta = reinterpret_cast<float*>(workspace + offsets.delta) + first_tile * kTileM;
     p.dq_accum = reinterpret_cast<float*>(workspace + offsets.dq_accum) +
                  first_tile * (kTileM * kBlocksQk * 16);
+    p.next_work = reinterpret_cast<unsigned*>(workspace + offsets.next_work);
+    p.next_conversion = reinterpret_cast<unsigned*>(workspace + offsets.next_conversion);
+    p.tiles_done = reinterpret_cast<int*>(workspace + offsets.tiles_done);
     p.num_heads = static_cast<unsigned>(a.num_heads);
     p.num_heads_kv = static_cast<unsigned>(a.num_heads_kv);
     p.group = static_cast<unsigned>(a.num_heads / a.num_heads_kv);
@@ -908,9 +1037,17 @@ unsigned section_heads(const AttentionArgs& a, int64_t num_heads_kv) {
     return static_cast<unsigned>(heads);
 }
 
+// Multiprocessors, each of which has one thread block of the main kernel at once.
+bool count_multiprocessors(Arguments& in, Device device, int64_t& count) {
+    int found = 0;
+    const cudaError_t error =
+        cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device.device_id);
+    count = found;
+    return check_cuda(in, error, "multiprocessors");
+}
+
 constexpr auto kDeltaKernel = &bwd_d128_bf16_causal_sm90_delta;
 constexpr auto kMainKernel = &bwd_d128_bf16_causal_sm90;
-constexpr auto kConvertKernel = &bwd_d128_bf16_causal_sm90_convert;
 // Every kernel over the whole batch.
 bool launch_kernels(Arguments& in, const Call& call) {
     const AttentionArgs& a = call.attention;
@@ -929,6 +1066,8 @@ bool launch_kernels(Arguments& in, const Call& call) {
         if (!launch_kernel<kDeltaKernel>(in, a.device, delta_grid, p)) return false;
         p.num_sequence_heads = static_cast<unsigned>(count * heads_kv);
         p.section = section_heads(a, count * heads_kv);
+        p.num_work = static_cast<unsigned>(count * tiles_n);
+        p.num_conversions = static_cast<unsigned>(count * tiles_m);
         MainParams main = {p};
         // An empty tensor has no address, and nothing is copied from it.
         const auto make_map = [&in](const char* name, const Tensor& t, int rows, TensorMap& map) {
@@ -938,10 +1077,11 @@ bool launch_kernels(Arguments& in, const Call& call) {
             !make_map("v", a.v, kTileN, main.v) || !make_map("dout", a.dout, kTileM, main.dout)) {
             return false;
         }
-        const Grid grid = {count * tiles_n, kNumThreads, kSmemBytes};
+        int64_t most = 0;
+        if (!count_multiprocessors(in, a.device, most)) return false;
+        if (tiles_m == 0) most = count * tiles_n;  // nobody has reset the counter
+        const Grid grid = {min(most, count * tiles_n), kNumThreads, kSmemBytes};
         if (!launch_chained<kMainKernel>(in, a.device, grid, main)) return false;
-        const Grid convert_grid = {count * tiles_m, kConvertThreads, 0};
-        if (!launch_chained<kConvertKernel>(in, a.device, convert_grid, p)) return false;
     }
     return true;
 }

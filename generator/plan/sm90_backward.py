@@ -43,8 +43,6 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         chained_launches: whether a kernel starts while the one before it ends.
         early_exponentials: whether exponentials are taken while dP's product runs.
         short_addresses: whether a lane adds to dQ at one address and offsets of it.
-        last_flag: whether a step says that it is the last one, or else what follows it does, for
-            which the next step's products wait.
         persistent_blocks: whether a multiprocessor's one thread block goes from tile of keys to
             tile of keys, whose K and V come while results of the one before are written.
         early_conversion: whether warps that would wait convert dQ of heads that are done, instead
@@ -55,14 +53,13 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     chained_launches: bool = False
     early_exponentials: bool = False
     short_addresses: bool = False
-    last_flag: bool = False
     persistent_blocks: bool = False
     early_conversion: bool = False
 
     pins: ClassVar[tuple[str, ...]] = (
         *("tile_m", "num_stages"),
         *("head_sections", "chained_launches", "early_exponentials"),
-        *("short_addresses", "last_flag", "persistent_blocks", "early_conversion"),
+        *("short_addresses", "persistent_blocks", "early_conversion"),
     )
 
     @property
@@ -92,6 +89,14 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     def shares_keys(self) -> bool:
         """Whether the warpgroups share keys, each with half of the columns, not the reverse."""
         return False
+
+    @property
+    def last_flag(self) -> bool:
+        """Whether a step says that it is the last one, or else what follows it does.
+
+        For that the next step's products would wait: 2 to 8 % on an H200 (2026-12).
+        """
+        return True
 
     @property
     def sums_apart(self) -> bool:
@@ -253,8 +258,6 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
     def check(self) -> KernelPlan:
         """This plan, once tiles, registers and shared memory are known to be legal."""
         self._check_tiles()
-        if self.persistent and not self.last_flag:
-            raise PlanError(f"plan: {self.name}: expected last_flag beside persistent_blocks.")
         if self.early_conversion and not self._can_convert_early:
             raise PlanError(
                 f"plan: {self.name}: expected early_conversion with persistent_blocks alone, and "
@@ -339,8 +342,6 @@ def candidates(
         tile_m=64,
         tile_n=_GROUPS * _GROUP_KEYS,
         num_warps=4 * _GROUPS,
-        # 1.5 to 6 % on an H200 (2026-12), which has run it for these alone
-        last_flag=plain and not variant.deterministic,
     )
     shapes = [(128, 2), (64, 2), (64, 1)][busy or large :]
     crowded = program.score_needed or base.sums_over_keys or variant.dropout
@@ -358,17 +359,35 @@ def candidates(
         early_exponentials=small,
         short_addresses=small,
     )
-    yield shipped
-    yield first
-    yield replace(shipped, last_flag=not shipped.last_flag)
-    persistent = replace(shipped, last_flag=True, persistent_blocks=True)
+    best = [*_persistent(shipped), shipped, first]
+    yield from best
+    tiles = replace(first, short_addresses=not busy)  # where registers are left
+    others = _alternatives(tiles, ragged or (first.adds_in_order and plain), small)
+    yield from legal(
+        other for other in (*_persistent(shipped, False), *others) if other not in best
+    )
+
+
+def _persistent(plan: Sm90BackwardPlan, faster: bool = True) -> Iterator[Sm90BackwardPlan]:
+    """The plan with thread blocks that stay, and with dQ converted by them.
+
+    With `faster` those alone that were faster on an H200 (2026-12), up to 6 %; without, all.
+    """
+    variant, program = plan.variant, plan.program
+    slower = (
+        plan.adds_in_order
+        or variant.dropout > 0
+        or 80 < variant.head_dim < 128  # d96: 3 to 7 %
+        or variant.layout == "varlen"  # these three were not timed
+        or program.tile_test is not None
+        or bool(program.gradients)
+    )
+    if faster and slower:
+        return
+    persistent = replace(plan, persistent_blocks=True)
+    if not faster or program.score is None:  # softcap's registers spill
+        yield from legal([replace(persistent, early_conversion=True)])
     yield persistent
-    yield from legal([replace(persistent, early_conversion=True)])
-    ordered = first.adds_in_order
-    for tile_m in (first.tile_m, *((80,) if plain and large and not ordered else ())):
-        tiles = replace(first, tile_m=tile_m, short_addresses=not busy)  # where registers are left
-        others = _alternatives(tiles, ragged or (ordered and plain), small)
-        yield from legal(other for other in others if other not in (shipped, first))
 
 
 def _alternatives(tiles: Sm90BackwardPlan, ragged: bool, early: bool) -> Iterator[Sm90BackwardPlan]:

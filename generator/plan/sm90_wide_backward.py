@@ -85,6 +85,11 @@ class Sm90WideBackwardPlan(Sm90BackwardPlan):
         return 24 if self.program.tile_test is None else 40
 
     @property
+    def last_flag(self) -> bool:
+        """Whether a step says that it is the last one: not tried here."""
+        return False
+
+    @property
     def separate_dq(self) -> bool:
         """Whether dQ has a kernel of its own."""
         return self.own_dq

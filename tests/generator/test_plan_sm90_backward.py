@@ -75,11 +75,19 @@ def test_what_it_lacks_falls_back_and_says_so():
     assert plan(variant, "backward", SM90, family="sm90").family == "sm90"
 
 
-def test_the_last_step_says_so_where_a_gpu_has_run_it():
-    for key in ("d64-bf16", "d128-bf16-causal", "d40-fp16"):
-        assert make(key).last_flag
-    for key in ("d64-bf16-det", "d128-bf16-dropout", "d64-bf16-varlen", "d128-bf16-softcap30"):
-        assert not make(key).last_flag
+def test_thread_blocks_stay_where_that_was_faster():
+    for key in ("d64-bf16", "d128-bf16-causal", "d72-fp16", "d128-bf16-window1024x0"):
+        assert make(key).persistent and make(key).converts_early
+    assert make("d128-bf16-causal-alibi").persistent
+    assert not make("d128-bf16-causal-softcap30").converts_early
+    for key in ("d64-bf16-det", "d128-bf16-dropout", "d64-bf16-varlen", "d96-bf16-causal"):
+        assert not make(key).persistent
+
+
+@pytest.mark.parametrize("key", ["d64-bf16-det", "d64-bf16-varlen-causal", "d64-bf16"])
+def test_blocks_that_go_convert_nothing(key):
+    with pytest.raises(PlanError, match="expected early_conversion with persistent_blocks alone"):
+        make(key, persistent_blocks=key != "d64-bf16", early_conversion=True)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from flashgen.runtime.verify import Shape, compare_call
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper", "poison")]
 
 SM90 = TARGETS["sm90"]
-PERSISTENT = {"last_flag": True, "persistent_blocks": True}
+PERSISTENT = {"persistent_blocks": True}
 PINS = {"persistent": PERSISTENT, "early": {**PERSISTENT, "early_conversion": True}}
 KEYS = (
     *("d128-bf16", "d128-bf16-causal", "d96-fp16-causal", "d64-bf16-causal", "d64-fp16"),

@@ -40,7 +40,8 @@ PINS = (
     {"tile_m": 128, "tile_n": 64, "num_stages": 4, "teams": 2, "q_slots": 2, "chain": True},
     {"tile_m": 192, "tile_n": 96, "chain": True},
 )
-PERSISTENT = {"last_flag": True, "persistent_blocks": True}
+GOING = {"persistent_blocks": False, "early_conversion": False}
+PERSISTENT = {"persistent_blocks": True, "early_conversion": False}
 
 
 FAULTS = {  # text -> what a fault makes of it
@@ -97,9 +98,9 @@ def test_both_passes_of_sm90(key, tmp_path):
     [
         (
             "d64-bf16-causal",
-            {"early_exponentials": True, "short_addresses": True, "last_flag": True},
+            {"early_exponentials": True, "short_addresses": True},
         ),
-        ("d72-fp16-causal", {"tile_m": 80, "head_sections": 32, "chained_launches": True}),
+        ("d72-fp16-causal", {"tile_m": 80, "head_sections": 32, "chained_launches": True, **GOING}),
         ("d64-fp16-causal", PERSISTENT),
         ("d40-bf16-varlen-causal", PERSISTENT),  # tiles of keys that no sequence has
         ("d72-bf16-blockmask64x64", PERSISTENT),  # tiles that no query sees

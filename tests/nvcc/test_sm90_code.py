@@ -120,15 +120,20 @@ def test_wide_heads_add_dq_while_dks_products_run(backward_instructions, key):
     assert len([i for i in waits if i > adds[0]]) == 1
 
 
+GOING = (("persistent_blocks", False), ("early_conversion", False))
+
+
 def test_what_the_tuner_tries_loses_no_speed_to_the_compiler(tmp_path):
     """Built strictly, since a spill or serialised products would only show as a slow candidate."""
     cache = Cache(tmp_path)
     requests = [
         BuildRequest(parse_key(key), "backward", TARGETS["sm90"], strict=True, pins=pins)
         for key, pins in (
-            ("d64-bf16", (("early_exponentials", True), ("last_flag", True))),
-            ("d128-bf16-causal", (("tile_m", 80), ("head_sections", 32))),
-            ("d128-bf16", (("short_addresses", True), ("last_flag", True))),
+            ("d64-bf16", (("early_exponentials", False), ("persistent_blocks", True))),
+            ("d128-bf16-causal", (("tile_m", 80), ("head_sections", 32), *GOING)),
+            ("d128-bf16", (("short_addresses", True), *GOING)),
+            ("d128-bf16-causal-dropout", (("persistent_blocks", True),)),
+            ("d64-bf16-causal-det", (("persistent_blocks", True),)),
         )
     ]
     assert all(artifact.library.exists() for artifact in build(requests, cache=cache))

@@ -21,7 +21,7 @@ WAIT = "while (ld_acquire(p.added + tile) != before + 1)"
 dq_of = partial(ordered_adds.dq_of, heads=1, tile_n=128)
 
 
-PERSISTENT = {"last_flag": True, "persistent_blocks": True}
+PERSISTENT = {"persistent_blocks": True}
 
 
 def emulate(key, folder, passes=PASSES, pins=None):
