@@ -20,6 +20,7 @@ from flashgen.runtime.loader import CompiledPass
 from flashgen.runtime.toolchain import find_nvcc
 from flashgen.runtime.unit import binding_root
 
+MULTIPROCESSORS = 3  # of the emulated device, see cuda_names.h
 EMULATOR = Path(__file__).with_name("emulator")
 _FUNCTION = re.compile(r"__device__ __forceinline__ [^;{}()]*?(\w+)\(([^{};]*?)\)( const)? \{")
 _BODIES = {
@@ -185,6 +186,7 @@ class EmulatedKernel(Kernel):
         self._folder = folder
         self._libraries: list[ctypes.CDLL] = []
         super().__init__(plans[0].variant, torch.device("cpu"), passes=tuple(self._plans))
+        self.run_at_once(MULTIPROCESSORS, seed=1)  # blocks of some kernels wait for one another
         self.target = plans[0].target
 
     def work_late(self, late: bool) -> None:

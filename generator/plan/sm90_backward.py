@@ -261,7 +261,7 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
         if self.early_conversion and not self._can_convert_early:
             raise PlanError(
                 f"plan: {self.name}: expected early_conversion with persistent_blocks alone, and "
-                "not where sequences are packed, dQ is summed in order or tile_m is 80."
+                "not where sequences are packed, dQ is summed in order or transposed (tile_m 32)."
             )
         if self.registers_estimate > self.consumer_registers:
             raise PlanError(
@@ -285,7 +285,7 @@ class Sm90BackwardPlan(Sm80BackwardPlan):
 
     def _check_tiles(self) -> None:
         """Raise PlanError for tiles that the kernel isn't written for."""
-        rows = (64, 128) if self.variant.head_dim <= PAGE_COLS else (32, 64, 80)
+        rows = (64, 128) if self.variant.head_dim <= PAGE_COLS else (32, 64)
         if self.tile_m not in rows:
             raise PlanError(
                 f"plan: {self.name}: expected tile_m {' or '.join(map(str, rows))} at head_dim "
@@ -363,9 +363,8 @@ def candidates(
     yield from best
     tiles = replace(first, short_addresses=not busy)  # where registers are left
     others = _alternatives(tiles, ragged or (first.adds_in_order and plain), small)
-    yield from legal(
-        other for other in (*_persistent(shipped, False), *others) if other not in best
-    )
+    tried = (*_persistent(shipped, faster=False), *others)
+    yield from legal(other for other in tried if other not in best)
 
 
 def _persistent(plan: Sm90BackwardPlan, faster: bool = True) -> Iterator[Sm90BackwardPlan]:

@@ -100,7 +100,7 @@ def test_both_passes_of_sm90(key, tmp_path):
             "d64-bf16-causal",
             {"early_exponentials": True, "short_addresses": True},
         ),
-        ("d72-fp16-causal", {"tile_m": 80, "head_sections": 32, "chained_launches": True, **GOING}),
+        ("d72-fp16-causal", {"tile_m": 32, "head_sections": 32, "chained_launches": True, **GOING}),
         ("d64-fp16-causal", PERSISTENT),
         ("d40-bf16-varlen-causal", PERSISTENT),  # tiles of keys that no sequence has
         ("d72-bf16-blockmask64x64", PERSISTENT),  # tiles that no query sees
