@@ -24,12 +24,12 @@ from .base import (
 )
 from .sm80_backward import Sm80BackwardPlan
 from .sm90 import MAP_TYPE, Product
+from .sm90_alternatives import SECTION_HEADS, alternatives, persistent
 from .sm90_tiles import PAGE_COLS, tile_bytes
 
 _GROUP_KEYS = 64  # keys of a warpgroup: the M of wgmma
 _GROUPS = 2  # warpgroups that compute
 _ELEMENT_BYTES = 2
-SECTION_HEADS = 32  # most heads whose thread blocks are dealt out together
 _OVERHEAD_REGISTERS = 32  # addresses, row statistics, rings: measured with ptxas
 
 
@@ -359,44 +359,9 @@ def candidates(
         early_exponentials=small,
         short_addresses=small,
     )
-    best = [*_persistent(shipped), shipped, first]
+    best = [*persistent(shipped), shipped, first]
     yield from best
     tiles = replace(first, short_addresses=not busy)  # where registers are left
-    others = _alternatives(tiles, ragged or (first.adds_in_order and plain), small)
-    tried = (*_persistent(shipped, faster=False), *others)
+    others = alternatives(tiles, ragged or (first.adds_in_order and plain), small)
+    tried = (*persistent(shipped, faster=False), *others)
     yield from legal(other for other in tried if other not in best)
-
-
-def _persistent(plan: Sm90BackwardPlan, faster: bool = True) -> Iterator[Sm90BackwardPlan]:
-    """The plan with thread blocks that stay, and with dQ converted by them.
-
-    With `faster` those alone that were faster on an H200 (2026-12), up to 6 %; without, all.
-    """
-    variant, program = plan.variant, plan.program
-    slower = (
-        plan.adds_in_order
-        or variant.dropout > 0
-        or 80 < variant.head_dim < 128  # d96: 3 to 7 %
-        or variant.layout == "varlen"  # these three were not timed
-        or program.tile_test is not None
-        or bool(program.gradients)
-    )
-    if faster and slower:
-        return
-    persistent = replace(plan, persistent_blocks=True)
-    if not faster or program.score is None:  # softcap's registers spill
-        yield from legal([replace(persistent, early_conversion=True)])
-    yield persistent
-
-
-def _alternatives(tiles: Sm90BackwardPlan, ragged: bool, early: bool) -> Iterator[Sm90BackwardPlan]:
-    """Orders of thread blocks, of kernels and of products that the tuner tries."""
-    for heads in (SECTION_HEADS, 0, SECTION_HEADS // 4) if ragged else (0,):
-        for early_exponentials in (True, False)[not early :]:
-            for chained in (True, False):
-                yield replace(
-                    tiles,
-                    head_sections=heads,
-                    early_exponentials=early_exponentials,
-                    chained_launches=chained,
-                )

@@ -52,6 +52,10 @@ class Calls:
         with torch.no_grad():
             return self.attend.function(*self.leaves)
 
+    def recorded(self) -> torch.Tensor:
+        """The output, recorded by autograd."""
+        return self.attend.function(*self.leaves)
+
     def backward(self) -> Callable[[], tuple[torch.Tensor, ...]]:
         """A call of the backward alone, of an output that it keeps."""
         out = self.attend.function(*self.leaves)

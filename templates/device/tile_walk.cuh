@@ -48,6 +48,14 @@ class TileWalk {
         seek(visible_ & ahead, lane, classify);
     }
 
+    // Goes to the tile beside this one if that is known not to be empty, or else stays.
+    __device__ __forceinline__ bool step_to_neighbor() {
+        const int bit = tile % 32;
+        const bool found = kStep > 0 ? visible_ >> bit >> 1 & 1 : visible_ << 1 >> bit & 1;
+        if (found) tile += kStep;
+        return found;
+    }
+
   private:
     // Classifies the 32 tiles around `tile`, none before it and none behind the last.
     template <typename Classify>

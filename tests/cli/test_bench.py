@@ -55,7 +55,7 @@ def test_a_peer_that_fails_is_exit_1(run, monkeypatch):
     [
         (("--dims", "x"), "expected positive numbers, got 'x'"),
         (("--seqlens", "0"), "expected positive numbers, got '0'"),
-        (("--passes", "both"), "expected some of forward, backward, step, got 'both'"),
+        (("--passes", "both"), "expected some of forward, backward, recorded, step, got 'both'"),
         (("--peers", "fa9"), "expected some of flash, cudnn"),
         (("--device", "moon"), "moon"),
         (("--memory", "--device", "cpu", "--dtype", "fp32", "--dims", "24", "--causal", "yes",

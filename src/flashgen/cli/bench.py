@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..runtime.bench.record import Kind, Note, Record
 
 _CAUSAL = {"both": (False, True), "no": (False,), "yes": (True,)}
-_PASSES = ("forward", "backward", "step")
+_PASSES = ("forward", "backward", "recorded", "step")
 _COUNT = click.IntRange(min=1)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -50,9 +50,9 @@ _SEQLENS = (512, 1024, 2048, 4096, 8192, 16_384)
 _DEFAULTS: dict[str, Defaults] = {
     "speed": Defaults((64, 128, 256), "bf16", "both", 0.0, _SEQLENS, _PASSES[:2]),
     "memory": Defaults(
-        (64,), "fp16", "yes", 0.1, _SEQLENS[:4], _PASSES[2:], ("eager", "flash"), 4, 16
+        (64,), "fp16", "yes", 0.1, _SEQLENS[:4], _PASSES[3:], ("eager", "flash"), 4, 16
     ),
-    "host": Defaults((128,), "bf16", "yes", 0.0, (128,), _PASSES[:2], None, 1, 1),
+    "host": Defaults((128,), "bf16", "yes", 0.0, (128,), _PASSES, None, 1, 1),
 }
 
 
@@ -149,7 +149,7 @@ def listed(kind: type = str, choices: Sequence[str] = ()) -> Callable[[str], tup
     "--passes",
     type=listed(str, _PASSES),
     metavar="NAME,...",
-    help="forward,backward,step; a step is both, through autograd.",
+    help="forward, backward, recorded (a forward for autograd), step (that and its backward).",
 )
 @click.option(
     "--peers",
