@@ -30,10 +30,10 @@ def persistent(plan: Sm90BackwardPlan, faster: bool = True) -> Iterator[Sm90Back
     )
     if faster and slower:
         return
-    persistent = replace(plan, persistent_blocks=True)
+    staying = replace(plan, persistent_blocks=True)
     if not faster or program.score is None:  # softcap's registers spill
-        yield from legal([replace(persistent, early_conversion=True)])
-    yield persistent
+        yield from legal([replace(staying, early_conversion=True)])
+    yield staying
 
 
 def alternatives(tiles: Sm90BackwardPlan, ragged: bool, early: bool) -> Iterator[Sm90BackwardPlan]:

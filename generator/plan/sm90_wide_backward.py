@@ -12,7 +12,8 @@ from ..program import program_for
 from ..variant import Variant
 from .base import SmemBuffer, first_legal, is_ragged, legal, round_up, stack
 from .sm90 import Product
-from .sm90_backward import SECTION_HEADS, Sm90BackwardPlan
+from .sm90_alternatives import SECTION_HEADS
+from .sm90_backward import Sm90BackwardPlan
 from .sm90_tiles import PAGE_COLS, tile_bytes
 
 _GROUPS = 2  # warpgroups that compute
