@@ -145,7 +145,7 @@ struct Params {
     unsigned section;  // K/V heads whose thread blocks are dealt out together
     unsigned num_sequence_heads;  // K/V heads of all elements of this launch's batch
     unsigned num_work;  // tiles of keys of all K/V heads
-    unsigned* next_work;  // how many of them were taken, besides each thread block's first
+    unsigned* next_work;  // how many of them were taken
     unsigned num_conversions;  // tiles of queries of all heads
     unsigned* next_conversion;  // how many of them were taken
     int* tiles_done;  // [batch, num_heads_kv]: tiles of keys
@@ -429,7 +429,6 @@ __device__ __forceinline__ void bring_tile(const MainParams& main, const Shared&
         shared.k().load(main.k, shared.keys_full(), row, own.h_kv, batch);
         shared.v().load(main.v, shared.keys_full(), row, own.h_kv, batch);
     }
-    wait_for_previous_kernel();  // which makes delta
     while (more) {
         const int h = walk.h;
         const int tile = walk.tiles.tile;
@@ -459,20 +458,23 @@ __device__ __forceinline__ void bring_tile(const MainParams& main, const Shared&
 }
 
 // The next tile of keys, or kNoWork; whole warps ask. Called once all steps of the last one are
-// under way, so that the answer comes before they are done.
+// under way, so that the answer comes before they are done. No tile is a thread block's own from
+// the start: where not all of them run at once, those that do must not wait for the others.
 __device__ __forceinline__ unsigned take_work(const Params& p) {
-    wait_for_previous_kernel();  // which resets the counter
+    wait_for_previous_kernel();  // which resets the counter, and makes delta
     unsigned taken = 0;
     if (threadIdx.x % 32 == 0) taken = atomicAdd(p.next_work, 1u);
     taken = __shfl_sync(0xffffffff, taken, 0);
-    return taken < p.num_work - gridDim.x ? gridDim.x + taken : kNoWork;
+    return taken < p.num_work ? taken : kNoWork;
 }
 
 // What the warp that loads does from start to end.
 __device__ __forceinline__ void produce(const MainParams& main, const Shared& shared) {
     Ring<kNumStages> ring;
     Ring<1> keys;
-    for (unsigned number = blockIdx.x; number != kNoWork; number = take_work(main.p)) {
+    while (true) {
+        const unsigned number = take_work(main.p);
+        if (number == kNoWork) break;
         bring_tile(main, shared, ring, number, keys);
     }
     shared.keys_empty().wait(keys.parity ^ 1);
@@ -1046,6 +1048,12 @@ bool count_multiprocessors(Arguments& in, Device device, int64_t& count) {
     return check_cuda(in, error, "multiprocessors");
 }
 
+// Where there are no queries, and so no kernel before the main one that does it.
+bool reset_counter(Arguments& in, Device device, unsigned* counter) {
+    const cudaStream_t stream = current_stream(device);
+    return check_cuda(in, cudaMemsetAsync(counter, 0, sizeof(unsigned), stream), "counter");
+}
+
 constexpr auto kDeltaKernel = &bwd_d128_bf16_causal_sm90_delta;
 constexpr auto kMainKernel = &bwd_d128_bf16_causal_sm90;
 // Every kernel over the whole batch.
@@ -1079,7 +1087,7 @@ bool launch_kernels(Arguments& in, const Call& call) {
         }
         int64_t most = 0;
         if (!count_multiprocessors(in, a.device, most)) return false;
-        if (tiles_m == 0) most = count * tiles_n;  // nobody has reset the counter
+        if (tiles_m == 0 && !reset_counter(in, a.device, p.next_work)) return false;
         const Grid grid = {min(most, count * tiles_n), kNumThreads, kSmemBytes};
         if (!launch_chained<kMainKernel>(in, a.device, grid, main)) return false;
     }

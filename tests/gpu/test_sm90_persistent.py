@@ -99,7 +99,7 @@ def test_every_call_gives_the_same_bits(device, key):
 @pytest.mark.parametrize("pins", PINS)
 @pytest.mark.usefixtures("built")
 def test_no_queries(device, pins):
-    """Nobody resets the counter then, and every tile of keys is written all the same."""
+    """No kernel before resets the counter, and every tile of keys is written all the same."""
     kernel = kernel_of(pins, "d64-bf16-causal", device)
     q = torch.empty(4, 0, 32, 64, device=device, dtype=torch.bfloat16)
     k = torch.randn(4, 700, 32, 64, device=device, dtype=torch.bfloat16)
