@@ -15,6 +15,7 @@ from ..generator.body import Body, CaptureDtype
 from ..generator.canonical import body_hash
 from ..generator.spec import load_specs
 from ..generator.variant import Variant, parse_key
+from . import model_bodies
 
 CAPTURE = "attn_mask"
 _AXES = {"b": "batch", "h": "num_heads", "q": "seqlen_q", "k": "seqlen_k"}
@@ -75,11 +76,11 @@ def find_mark(axes: str, dtype: str, grad: bool) -> str:
 
 
 def variant_of(key: str) -> Variant | None:
-    """The variant of ``key`` if it is one with a mask of these kinds."""
+    """The variant of ``key`` if it is one with a mask of these kinds, or with a model's body."""
     presets, _, mark = key.rpartition("-")
     if len(mark) != _HASH_DIGITS or not set(mark) <= set("0123456789abcdef"):
         return None
-    body = _by_hash().get(mark)
+    body = _by_hash().get(mark) or _of_models().get(mark)
     return None if body is None else replace(parse_key(presets), body=body)
 
 
@@ -94,3 +95,10 @@ def _by_hash() -> dict[str, Body]:
         for grad in ((False,) if dtype == "bool" else (False, True))
     ]
     return {body_hash(body_of(kind)): body_of(kind) for kind in kinds}
+
+
+@cache
+def _of_models() -> dict[str, Body]:
+    """Likewise those of the integrations' calls."""
+    bodies = filter(None, map(model_bodies.body_of, model_bodies.all_kinds()))
+    return {body_hash(body): body for body in bodies}

@@ -17,7 +17,7 @@ from ..generator.errors import SpecError
 from ..generator.spec import Spec, load_specs
 from ..generator.variant import Variant, canonical_key, is_key, parse_key
 from ..generator.yaml_source import decode
-from . import knobs, paths
+from . import bodies, knobs, paths
 from .spec_index import SpecIndex, state_of
 
 
@@ -77,7 +77,8 @@ class Catalogue:
         Args:
             name: a key; a spec's name; a spec file's path, with ``:NAME`` behind it for one of
                 the specs in it. A key that no spec lists is parsed, and its entry's spec is an
-                empty one. Keys come first, then names, then files.
+                empty one; its end may be that of a mask of PyTorch's calls or of models. Keys come
+                first, then names, then files.
 
         Raises:
             SpecError: when it is none of these; gives the nearest keys and names.
@@ -197,7 +198,7 @@ def find_for_load(name: str, extra: Iterable[Path] = ()) -> CatalogueEntry:
 
 
 def _parsed(key: str) -> CatalogueEntry:
-    variant = parse_key(key)
+    variant = bodies.variant_of(key) or parse_key(key)
     return CatalogueEntry(variant, Spec(variant.key, "<key>", 1, (variant,)))
 
 

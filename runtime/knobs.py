@@ -19,6 +19,7 @@ from ..generator.errors import ArgumentError
 T = TypeVar("T")
 
 LOG_LEVELS = ("off", "error", "warning", "info", "debug")
+BUILD_ON_USE = ("auto", "never")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +86,14 @@ def _positive(text: str) -> int:
     return value
 
 
-def _level(text: str) -> str:
-    level = text.strip().lower()
-    if level not in LOG_LEVELS:
-        raise ValueError(text)
-    return level
+def _one_of(words: tuple[str, ...]) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ValueError(text)
+        return word
+
+    return convert
 
 
 # paths.cache_root() applies its default, which follows from other variables
@@ -130,7 +134,7 @@ LOG: Knob[str] = Knob(
     f"one of {', '.join(LOG_LEVELS)}",
     "info",
     "The least level that is logged to stderr; info is one line for each build on first use.",
-    _level,
+    _one_of(LOG_LEVELS),
     "info",
 )
 PREBUILT: Knob[tuple[Path, ...]] = Knob(
@@ -141,6 +145,14 @@ PREBUILT: Knob[tuple[Path, ...]] = Knob(
     _paths,
     (),
 )
+BUILD: Knob[str] = Knob(
+    "FLASHGEN_BUILD",
+    f"one of {', '.join(BUILD_ON_USE)}",
+    "auto",
+    "never: a kernel that is neither built nor prebuilt is an error, and not built on first use.",
+    _one_of(BUILD_ON_USE),
+    "auto",
+)
 KNOBS: tuple[Knob[Path | None] | Knob[tuple[Path, ...]] | Knob[int | None] | Knob[str], ...] = (
     CACHE_DIR,
     SPECS,
@@ -148,6 +160,7 @@ KNOBS: tuple[Knob[Path | None] | Knob[tuple[Path, ...]] | Knob[int | None] | Kno
     MAX_JOBS,
     LOG,
     PREBUILT,
+    BUILD,
 )
 """flashgen's own variables, in the order of the README's table."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..generator.errors import CacheError
+from . import knobs
 from .artifact import Artifact
 from .build import BuildEvent, build, find
 from .cache import Cache
@@ -55,12 +56,13 @@ def load_pass(
 
     Args:
         request: what is wanted.
-        build_missing: compile what the cache lacks, and log one line about it.
+        build_missing: compile what the cache lacks, and log one line about it; where
+            FLASHGEN_BUILD is ``never`` it isn't.
         device: check the plan and the driver against this very device.
         cache: default, the one that the environment names.
 
     Raises:
-        CacheError: when it is missing and ``build_missing`` is false, or its file can't be loaded.
+        CacheError: when it is missing and nothing is to be built, or its file can't be loaded.
         PlanError: when no plan fits, or ``device`` can't run it.
         CompileError: when the build fails.
         ToolchainError: when a compiler is missing, or the driver too old.
@@ -68,7 +70,7 @@ def load_pass(
     cache = cache or Cache.default()
     artifact = find(request, cache=cache)
     if artifact is None:
-        if not build_missing:
+        if not build_missing or knobs.BUILD.get() == "never":
             raise CacheError(
                 f"load: {request}: expected it in {_searched(cache)}, found none. "
                 f"Build it with: flashgen build {request.variant.key} "
@@ -88,6 +90,8 @@ def load_passes(
     Raises:
         FlashgenError: as `load_pass`.
     """
+    if knobs.BUILD.get() == "never":
+        return [load_pass(request, device=device, cache=cache) for request in requests]
     artifacts = build(requests, cache=cache, progress=_log_build)
     for artifact in artifacts:
         check_device(artifact.manifest, device)

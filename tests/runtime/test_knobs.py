@@ -20,7 +20,7 @@ def clean(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
 
-def test_there_are_six_and_each_is_described():
+def test_there_are_seven_and_each_is_described():
     assert [knob.name for knob in knobs.KNOBS] == [
         "FLASHGEN_CACHE_DIR",
         "FLASHGEN_SPECS",
@@ -28,6 +28,7 @@ def test_there_are_six_and_each_is_described():
         "FLASHGEN_MAX_JOBS",
         "FLASHGEN_LOG",
         "FLASHGEN_PREBUILT",
+        "FLASHGEN_BUILD",
     ]
     for knob in (*knobs.KNOBS, *knobs.FOREIGN):
         assert knob.type and knob.default and knob.effect.endswith("."), knob.name
@@ -50,6 +51,7 @@ def test_defaults(monkeypatch, text):
     assert knobs.CACHE_DIR.get() is knobs.CUDA_HOME.get() is knobs.MAX_JOBS.get() is None
     assert knobs.SPECS.get() == knobs.PREBUILT.get() == ()
     assert knobs.LOG.get() == "info"
+    assert knobs.BUILD.get() == "auto"
 
 
 def test_values(monkeypatch, tmp_path):
@@ -76,6 +78,7 @@ def test_values(monkeypatch, tmp_path):
         (knobs.MAX_JOBS, "many"),
         (knobs.MAX_JOBS, "1.5"),
         (knobs.LOG, "loud"),
+        (knobs.BUILD, "always"),
     ],
 )
 def test_refusals(monkeypatch, knob, text):

@@ -6,17 +6,16 @@ needs is that of its kinds of layers and batches, whatever its lengths, windows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 
-from ..generator.body import Body, CaptureDtype
-from ..generator.spec import load_specs
+from ..generator.body import CaptureDtype
 from ..generator.variant import PASSES, Variant, Window
 from ..runtime.captures import Signature, signature_of
 from ..runtime.kernel import Kernel
-from ..runtime.paths import integration_bodies
+from ..runtime.model_bodies import BodyKind, body_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,9 @@ class Choice:
 @cache
 def variant_of(choice: Choice) -> Variant:
     """The attention function of ``choice``."""
+    kind = BodyKind(
+        choice.mask, choice.bias, choice.bias_dtype, choice.bias_grad, choice.bias_hides
+    )
     return Variant(
         choice.head_dim,
         choice.head_dim_v,
@@ -72,7 +74,7 @@ def variant_of(choice: Choice) -> Variant:
         window=Window(runtime=True) if choice.window else None,
         softcap="runtime" if choice.softcap else None,
         sink=choice.sink,  # type: ignore[arg-type]
-        body=_body(choice),
+        body=body_of(kind),
     )
 
 
@@ -89,29 +91,3 @@ def find_kernel(choice: Choice, device: str, with_backward: bool) -> Kernel:
     """
     passes = PASSES if with_backward else PASSES[:1]
     return Kernel(variant_of(choice), torch.device(device), passes=passes)
-
-
-def _body(choice: Choice) -> Body | None:
-    """The mask and the score of ``choice`` in one body."""
-    mask = _bodies()[choice.mask] if choice.mask else None
-    bias = _bodies()[choice.bias] if choice.bias else None
-    if bias is not None:
-        (capture,) = bias.captures
-        capture = replace(capture, dtype=choice.bias_dtype, grad=choice.bias_grad)
-        bias = replace(bias, captures=(capture,), mask=bias.mask if choice.bias_hides else None)
-    if mask is None or bias is None:
-        return mask or bias
-    captures = sorted((*mask.captures, *bias.captures), key=lambda capture: capture.name)
-    return replace(mask, captures=tuple(captures), score=bias.score)
-
-
-@cache
-def _bodies() -> dict[str, Body]:
-    """The bodies of bodies.yaml by name."""
-    file = integration_bodies()
-    found = {}
-    for spec in load_specs(file.read_text("utf-8"), str(file)):
-        (variant,) = spec.variants
-        assert variant.body is not None
-        found[spec.name] = variant.body
-    return found
