@@ -75,6 +75,12 @@ def find_mark(axes: str, dtype: str, grad: bool) -> str:
     return mark_of(axes, dtype, grad)
 
 
+def find_model_mark(mask: str, bias: str, bias_dtype: CaptureDtype, grad: bool, hides: bool) -> str:
+    """What the key of a variant with this `model_bodies.BodyKind` ends in."""
+    body = model_bodies.body_of(model_bodies.BodyKind(mask, bias, bias_dtype, grad, hides))
+    return "" if body is None else f"-{body_hash(body)}"
+
+
 def variant_of(key: str) -> Variant | None:
     """The variant of ``key`` if it is one with a mask of these kinds, or with a model's body."""
     presets, _, mark = key.rpartition("-")

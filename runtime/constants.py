@@ -22,3 +22,6 @@ constant_handle: Callable[[str, str], str] = torch.compiler.assume_constant_resu
 constant_mark: Callable[[str, str, bool], str] = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
     bodies.find_mark
 )
+constant_model_mark: Callable[[str, str, str, bool, bool], str] = (
+    torch.compiler.assume_constant_result(bodies.find_model_mark)  # type: ignore[no-untyped-call]
+)

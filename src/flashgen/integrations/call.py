@@ -10,8 +10,8 @@ import torch
 
 from ..runtime.arguments import DTYPE_NAMES
 from ..runtime.attention import checked_dtype, dropout_bits, padded_head_dim
-from ..runtime.calls import pad_heads
-from .choice import Choice, find_kernel
+from ..runtime.calls import call_variant, pad_heads
+from .choice import Choice, find_kernel, mark_of, presets_of
 from .lazy_mask import MaskParts
 
 _Given = dict[str, Any]
@@ -164,10 +164,14 @@ def _run(
         **fields,
     )
     scale = 1 / math.sqrt(head_dim) if call.softmax_scale is None else call.softmax_scale
-    kernel = find_kernel(choice, str(q.device), torch.is_grad_enabled())
-    q, k, v = pad_heads(kernel.variant, q, k, v)
     if choice.varlen:
         q, k, v = q[0], k[0], v[0]
+    if torch.compiler.is_compiling():
+        rest = (scale, call.dropout_p, given)
+        found, _, _ = call_variant(presets_of(choice), q, k, v, *rest, mark=mark_of(choice))
+        return found.unsqueeze(0) if choice.varlen else found
+    kernel = find_kernel(choice, str(q.device), torch.is_grad_enabled())
+    q, k, v = pad_heads(kernel.variant, q, k, v)
     out = kernel(q, k, v, softmax_scale=scale, dropout_p=call.dropout_p, **given)
     assert isinstance(out, torch.Tensor)
     out = out.unsqueeze(0) if choice.varlen else out

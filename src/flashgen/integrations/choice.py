@@ -6,7 +6,7 @@ needs is that of its kinds of layers and batches, whatever its lengths, windows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -57,12 +57,8 @@ class Choice:
     deterministic: bool = False
 
 
-@cache
-def variant_of(choice: Choice) -> Variant:
-    """The attention function of ``choice``."""
-    kind = BodyKind(
-        choice.mask, choice.bias, choice.bias_dtype, choice.bias_grad, choice.bias_hides
-    )
+def presets_of(choice: Choice) -> Variant:
+    """The attention function of ``choice`` but for its mask and bias."""
     return Variant(
         choice.head_dim,
         choice.head_dim_v,
@@ -74,7 +70,24 @@ def variant_of(choice: Choice) -> Variant:
         window=Window(runtime=True) if choice.window else None,
         softcap="runtime" if choice.softcap else None,
         sink=choice.sink,  # type: ignore[arg-type]
-        body=body_of(kind),
+    )
+
+
+@cache
+def variant_of(choice: Choice) -> Variant:
+    """The attention function of ``choice``."""
+    kind = BodyKind(
+        choice.mask, choice.bias, choice.bias_dtype, choice.bias_grad, choice.bias_hides
+    )
+    return replace(presets_of(choice), body=body_of(kind))
+
+
+def mark_of(choice: Choice) -> str:
+    """What the key of ``choice``'s variant has behind that of its presets; made for traces."""
+    from ..runtime.constants import constant_model_mark
+
+    return constant_model_mark(
+        choice.mask, choice.bias, choice.bias_dtype, choice.bias_grad, choice.bias_hides
     )
 
 

@@ -155,9 +155,13 @@ def _mask_maker(sdpa_mask: Callable[..., torch.Tensor | None]) -> Callable[..., 
             attention_mask=attention_mask,
             **(more | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}),
         )
-        parts = None if torch.compiler.is_compiling() else parts_of(mask_function)
         positions = more.get("cache_position")  # 4.57 passes the queries' places
         queries = more["q_length"] if positions is None else len(positions)
+        if torch.compiler.is_compiling():
+            if attention_mask is None and queries == kv_length and _is_causal_alone(more):
+                return None
+            return sdpa_mask(**given)
+        parts = parts_of(mask_function)
         offset = more.get("q_offset", 0) if positions is None else positions[:1]
         decoding = queries == 1 and isinstance(offset, torch.Tensor)
         if parts is None or decoding or isinstance(kv_offset, torch.Tensor):
@@ -173,6 +177,14 @@ def _mask_maker(sdpa_mask: Callable[..., torch.Tensor | None]) -> Callable[..., 
         return LazyMask(shape, device, parts)
 
     return make_mask
+
+
+def _is_causal_alone(more: dict[str, Any]) -> bool:
+    """Whether transformers says that ``is_causal`` has the meaning of the mask.
+
+    It says so of causal order in whole sequences: not of packed ones, nor of a bidirectional mask.
+    """
+    return bool(more.get("allow_is_causal_skip", False)) and more.get("local_size") is None
 
 
 def _device_of(*tensors: torch.Tensor | None) -> torch.device:
