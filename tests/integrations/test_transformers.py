@@ -28,7 +28,7 @@ PADDINGS = {  # packed: of the models that read documents from position_ids
     "mistral": _ALL,
     "gemma2": _ALL,
     "t5": _ALL[:3],
-    "gpt_oss": _ALL,
+    "gpt_oss": _ALL[:3],  # it gives its positions to no mask
 }
 CASES = [(name, padding) for name in MODELS for padding in PADDINGS[name]]
 
@@ -86,9 +86,8 @@ def test_packed_documents_do_not_see_each_other(name):
     with torch.no_grad():
         one = model(**data.inputs).logits
         two = model(**data.inputs | {"input_ids": other}).logits
-    # rounding differs where experts get other numbers of tokens
-    torch.testing.assert_close(one[:, 8:], two[:, 8:], rtol=1e-5, atol=1e-6)
-    assert (one[:, 7] - two[:, 7]).abs().max() > 1e-4
+    assert torch.equal(one[:, 8:], two[:, 8:])
+    assert not torch.equal(one[:, 7], two[:, 7])
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
