@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("transformers", minversion="5.0")
+pytest.importorskip("transformers", minversion="4.57")
 
 from transformers_models import batch, make, run
 
