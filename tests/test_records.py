@@ -16,13 +16,20 @@ def test_speed_of_sm80_beside_flash_attention():
     bars = {"forward": 0.70, "backward": 0.60}
     cells = [
         cell
-        for cell in record("sm80_speed_h200")["cells"]
-        if cell["seqlen"] == 4096 and cell["head_dim"] in (64, 128) and not cell["dropout_p"]
+        for cell in record("sm80_sweep_h200")["cells"]
+        if cell["seqlen_q"] == 4096 and cell["head_dim"] in (64, 128)
     ]
-    assert {(c["pass_name"], c["head_dim"]) for c in cells} >= {
-        (name, head_dim) for name in bars for head_dim in (64, 128)
-    }
-    assert all(cell["ratio"] >= bars[cell["pass_name"]] for cell in cells)
+    assert len(cells) == 4
+    for cell in cells:
+        ms = {(m["contender"], m["pass_name"]): m["median_ms"] for m in cell["measurements"]}
+        for name, bar in bars.items():
+            assert ms["flash", name] / ms["flashgen:sm80", name] >= bar, (cell["key"], name)
+
+
+def test_memory_beside_flash_attention():
+    cell = record("memory_h200")["cells"][-1]
+    peak = {m["contender"]: m["peak_bytes"] for m in cell["measurements"]}
+    assert cell["seqlen_q"] == 4096 and peak["flashgen:sm80"] <= peak["flash"]
 
 
 def test_cost_of_the_language():
