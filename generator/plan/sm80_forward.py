@@ -163,8 +163,9 @@ def _loop(variant: Variant, target: Target, key_splits: int) -> dict[str, Any]:
 
     A lazy maximum won everywhere. Two stages take 96 KiB at d128, of which sm90 has room for two
     thread blocks. With nvcc 13.0 lazy maxima spill where the loop isn't paced: before sm90 above 96
-    columns without a causal mask and above 128 beside dropout, from sm100 on up to 128 columns
-    beside dropout; there, at those sizes, other copies spill too.
+    columns without a causal mask or beside tile tests that read captures, and above 128 beside
+    dropout; from sm100 on up to 128 columns beside dropout. There, at those sizes, other copies
+    spill too.
     """
     program = program_for(variant)
     columns = max(variant.head_dim, variant.head_dim_v)
@@ -188,7 +189,7 @@ def _loop(variant: Variant, target: Target, key_splits: int) -> dict[str, Any]:
         tight = dropout and 64 < columns <= 128
     else:
         before = target.capability < (9, 0)
-        tight = before and columns > 96 and (not causal or (columns > 128 and dropout))
+        tight = before and columns > 96 and (not causal or captures or (columns > 128 and dropout))
         if 64 < columns <= 128:
             paced = paced and (tight or not dropout)
             tight = tight or (hopper and captures and paced)  # 40 bytes
