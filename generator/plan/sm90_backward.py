@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ..arch import Target
 from ..errors import PlanError
-from ..program import program_for
+from ..program import Program, program_for
 from ..variant import Variant
 from . import sm80_base
 from .base import (
@@ -309,12 +309,19 @@ def missing(variant: Variant, asked: bool = False) -> str:
     withheld = {
         # On an H200 18.8 TFLOP/s where family sm80 has 35 (pair-bias; 2026-12).
         "gradients of captures of three dimensions at each element": has_wide_gradient(program),
-        "causal masks beside tests of tiles that read captures, above 64 columns": columns > 64
-        and bool(variant.causal and program.captures)
-        and program.tile_test is not None,  # 8 bytes spill at d128
+        "causal masks with tests of tiles, beside scores or captures of two dimensions, "
+        "above 64 columns": columns > 64
+        and bool(variant.causal)
+        and program.tile_test is not None
+        and _reads_much(program),  # 12 and 64 bytes spill at d128
     }
     lacks = unwritten if asked else unwritten | withheld
     return next((what for what, lacking in lacks.items() if lacking), "")
+
+
+def _reads_much(program: Program) -> bool:
+    wide = any(len(capture.dims) > 1 for capture in program.captures)
+    return bool(program.captures) and (wide or program.score is not None)
 
 
 def plan(

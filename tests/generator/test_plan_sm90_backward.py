@@ -62,17 +62,28 @@ def test_the_warpgroups_share_all_of_dq(size, dropout):
     assert found.padded_qk % 16 == 0
 
 
+def documents(dims, index, more=""):
+    text = (
+        f"head_dim: 128\ndtype: bf16\ncausal: true\n{more}"
+        f"captures: {{doc: {{dims: {dims}, dtype: int32}}}}\n"
+        f"mask: 'doc[{index}q_idx] == doc[{index}kv_idx]'\n"
+    )
+    (variant,) = load_specs(text, "documents.yaml")[0].variants
+    return variant
+
+
 def test_what_it_lacks_falls_back_and_says_so():
-    (variant,) = load_specs(
-        "head_dim: 128\ndtype: bf16\ncausal: true\n"
-        "captures: {doc: {dims: [seqlen_k], dtype: int32}}\nmask: 'doc[q_idx] == doc[kv_idx]'\n",
-        "documents.yaml",
-    )[0].variants
-    found = plan(variant, "backward", SM90)
-    why = "causal masks beside tests of tiles that read captures, above 64 columns"
-    assert found.family == "sm80"
-    assert found.reason == f"fallback: family sm90 has no backward for {why}"
-    assert plan(variant, "backward", SM90, family="sm90").family == "sm90"
+    why = (
+        "causal masks with tests of tiles, beside scores or captures of two dimensions, "
+        "above 64 columns"
+    )
+    wide = documents("[batch, seqlen_k]", "b, ")
+    for variant in (wide, documents("[seqlen_k]", "", "softcap: 30\n")):
+        found = plan(variant, "backward", SM90)
+        assert found.family == "sm80"
+        assert found.reason == f"fallback: family sm90 has no backward for {why}"
+        assert plan(variant, "backward", SM90, family="sm90").family == "sm90"
+    assert plan(documents("[seqlen_k]", ""), "backward", SM90).family == "sm90"
 
 
 def test_thread_blocks_stay_where_that_was_faster():
