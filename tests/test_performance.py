@@ -40,3 +40,12 @@ def test_readme_has_the_geometric_means(maker):
     text = " ".join((ROOT / "README.md").read_text("utf-8").split())
     forward, backward = means["forward"], means["backward"]
     assert f"{forward:.2f} of FlashAttention-2's forward and {backward:.2f} of its" in text
+    record = read_record(maker.RESULTS / "sm90_sweep_h200.json")
+    assert isinstance(record, Record) and len(record.cells) == 36
+    means = {(r.pass_name, r.peer): f"{r.geomean:.2f}" for r in ratios_of(record)}
+    fa3, fa4, cudnn = (means["forward", peer] for peer in ("fa3", "fa4", "cudnn"))
+    assert (
+        f"{fa3} of FlashAttention-3's, {fa4} of FlashAttention-4's and {cudnn} of cuDNN's" in text
+    )
+    fa4, cudnn = (means["backward", peer] for peer in ("fa4", "cudnn"))
+    assert f"its backward at {fa4} of FlashAttention-4's and {cudnn} of cuDNN's" in text
