@@ -1088,7 +1088,8 @@ bool launch_kernels(Arguments& in, const Call& call) {
         int64_t most = 0;
         if (!count_multiprocessors(in, a.device, most)) return false;
         if (tiles_m == 0 && !reset_counter(in, a.device, p.next_work)) return false;
-        const Grid grid = {min(most, count * tiles_n), kNumThreads, kSmemBytes};
+        most = min(most, max(count * tiles_n, int64_t{1}));  // without keys dQ is still to be zero
+        const Grid grid = {most, kNumThreads, kSmemBytes};
         if (!launch_chained<kMainKernel>(in, a.device, grid, main)) return false;
     }
     return true;

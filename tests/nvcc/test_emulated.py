@@ -172,3 +172,17 @@ def test_a_fault_is_seen(fault, tmp_path, monkeypatch):
     assert sum(replaced) == 1
     with pytest.raises((AssertionError, RuntimeError)):
         check(kernel)
+
+
+def test_without_keys_every_gradient_is_zero(tmp_path):
+    """As other languages may call it; from Python such a call launches nothing."""
+    kernel = emulate("d64-bf16-causal", tmp_path, passes=PASSES)
+    (compiled,) = (one for (_, name), one in kernel._passes.items() if name == "backward")
+    q = torch.randn(2, 150, 3, 64).bfloat16()
+    k = torch.empty(2, 0, 3, 64).bfloat16()
+    dq, dk = torch.full_like(q, math.nan), torch.empty_like(k)
+    lse = torch.full((2, 3, 150), -math.inf)
+    workspace = torch.full((compiled.workspace(2, 3, 3, 150, 0),), 0xFF, dtype=torch.uint8)
+    inputs = (q, q, k, k, torch.zeros_like(q), lse, None, None, workspace)
+    compiled.function(dq, dk, torch.empty_like(k), *inputs, 0.125, 0)
+    assert not dq.any()
