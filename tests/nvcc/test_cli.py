@@ -52,7 +52,8 @@ def test_fallback_to_an_earlier_family_is_visible(run, folder):
     both = folder / "both.yaml"
     both.write_text(
         "name: both\nhead_dim: 128\ndtype: bf16\ncausal: true\n"
-        "captures: {doc: {dims: [seqlen_k], dtype: int32}}\nmask: 'doc[q_idx] == doc[kv_idx]'\n"
+        "captures: {doc: {dims: [batch, seqlen_k], dtype: int32}}\n"
+        "mask: 'doc[b, q_idx] == doc[b, kv_idx]'\n"
     )
     shown = run("show", both, "--arch", "sm90").output
     assert "sm90 is the family made for sm90" in shown
