@@ -96,6 +96,10 @@ def backward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, Any]
         tiles = backward_tiles(*shape) | order
         if order and variant.dropout and 96 < columns <= 128 and tiles["num_stages"] > 1:
             tiles["late_copies"] = True  # 12 bytes spill else; 5 % on an H200 (2026-12)
+        if hopper and columns > 224 and not variant.causal and splits == 1:
+            tiles["late_copies"] = True  # 20 bytes spill else
+        if hopper and 64 < columns <= 80 and _is_plain(variant, program):
+            tiles["short_addresses"] = True  # 4 % on an H200 (d80; 2026-12)
         if small and tiles["head_splits"] == 1:
             tiles["score_splits"] = 2
         yield tiles

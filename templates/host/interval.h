@@ -150,6 +150,7 @@ FLASHGEN_HOST_DEVICE Interval<int64_t> wrap_mul(Interval<int64_t> a, Interval<in
 // a // b for any b: the extremes lie at the ends of a and at the ends of b and its -1 and 1.
 template <typename T>
 FLASHGEN_HOST_DEVICE Interval<T> floor_div(Interval<T> a, Interval<T> b) {
+    if (b.is_point() && b.lo > 0) return {math::floor_div(a.lo, b.lo), math::floor_div(a.hi, b.lo)};
     const T divisors[4] = {b.lo, b.hi, math::clamp<T>(-1, b.lo, b.hi),
                            math::clamp<T>(1, b.lo, b.hi)};
     Interval<T> result = point(math::floor_div(a.lo, divisors[0]));
@@ -166,8 +167,11 @@ FLASHGEN_HOST_DEVICE Interval<int64_t> wrap_floor_div(Interval<int64_t> a, Inter
 // a % b: exact for one positive divisor.
 template <typename T>
 FLASHGEN_HOST_DEVICE Interval<T> floor_mod(Interval<T> a, Interval<T> b) {
-    if (b.is_point() && b.lo > 0 && math::floor_div(a.lo, b.lo) == math::floor_div(a.hi, b.lo)) {
-        return {math::floor_mod(a.lo, b.lo), math::floor_mod(a.hi, b.lo)};
+    // Divisions are dear, 64-bit ones above all, and most tiles are wider than their divisor.
+    const uint64_t width = static_cast<uint64_t>(a.hi) - static_cast<uint64_t>(a.lo);
+    if (b.is_point() && b.lo > 0 && width < static_cast<uint64_t>(b.lo)) {
+        const Interval<T> ends = {math::floor_mod(a.lo, b.lo), math::floor_mod(a.hi, b.lo)};
+        if (ends.lo <= ends.hi) return ends;  // else a multiple of b lies between them
     }
     return {b.lo < 0 ? b.lo + 1 : T(0), b.hi > 0 ? b.hi - 1 : T(0)};
 }

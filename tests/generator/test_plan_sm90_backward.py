@@ -91,6 +91,7 @@ def test_thread_blocks_stay_where_that_was_faster():
         assert make(key).persistent and make(key).converts_early
     assert make("d128-bf16-causal-alibi").persistent
     assert not make("d128-bf16-causal-softcap30").converts_early
+    assert make("d128-bf16-blockmask128x128").converts_early
     for key in ("d64-bf16-det", "d128-bf16-dropout", "d64-bf16-varlen", "d96-bf16-causal"):
         assert not make(key).persistent
 
