@@ -23,12 +23,14 @@ __device__ __forceinline__ Dropout dropout_for(const int64_t* rng_state, uint32_
     return {philox_key(rng_state[0]), rng_state[1], head_index, threshold};
 }
 
-// Masks of this lane's 16 elements in the block of 16 queries x 32 keys whose first query is
-// 16 * block_q and first key 32 * block_kv: each half of masks[2 * n + r] is all ones or zero, for
-// elements 2 * r and 2 * r + 1 of the n-th accumulator, where an operand has them as 16-bit values.
+// What a lane draws at once: the random values of its 16 elements in a block of 16 queries x 32 keys.
 template <int kBits>
-__device__ __forceinline__ void keep_masks(uint32_t (&masks)[8], const Dropout& d, uint32_t block_q,
-                                           uint32_t block_kv, int lane) {
+using DropoutWords = uint32_t[kBits / 2];
+
+// Draws for the block whose first query is 16 * block_q and first key 32 * block_kv.
+template <int kBits>
+__device__ __forceinline__ void draw_words(DropoutWords<kBits>& words, const Dropout& d,
+                                           uint32_t block_q, uint32_t block_kv, int lane) {
     static_assert(kBits == 8 || kBits == 16, "random bits of an element");
     constexpr int kCalls = kBits / 8;
 #pragma unroll
@@ -36,18 +38,36 @@ __device__ __forceinline__ void keep_masks(uint32_t (&masks)[8], const Dropout& 
         const Uint4x32 r = philox4x32_7(
             dropout_counter(kCalls * block_kv + call, block_q, lane, d.head_index, d.offset),
             d.key);
-        const uint32_t words[4] = {r.x, r.y, r.z, r.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if constexpr (kBits == 8) {
-                masks[2 * i] = small_halves_reach(spread_bytes<0>(words[i]), d.threshold);
-                masks[2 * i + 1] = small_halves_reach(spread_bytes<2>(words[i]), d.threshold);
-            } else {
-                masks[4 * call + i] = ((words[i] & 0xffff) >= d.threshold ? 0xffffu : 0u) |
-                                      (words[i] >> 16 >= d.threshold ? 0xffff0000u : 0u);
-            }
-        }
+        words[4 * call] = r.x;
+        words[4 * call + 1] = r.y;
+        words[4 * call + 2] = r.z;
+        words[4 * call + 3] = r.w;
     }
+}
+
+// The mask of elements 2 * r and 2 * r + 1 of the block's n-th accumulator, with i = 2 * n + r:
+// each half is all ones or zero, where an operand has them as 16-bit values. Threshold 0 keeps all.
+template <int kBits>
+__device__ __forceinline__ uint32_t keep_mask(const DropoutWords<kBits>& words, int i,
+                                              uint32_t threshold) {
+    if constexpr (kBits == 8) {
+        const uint32_t values =
+            i % 2 == 0 ? spread_bytes<0>(words[i / 2]) : spread_bytes<2>(words[i / 2]);
+        return small_halves_reach(values, threshold);
+    } else {
+        return ((words[i] & 0xffff) >= threshold ? 0xffffu : 0u) |
+               (words[i] >> 16 >= threshold ? 0xffff0000u : 0u);
+    }
+}
+
+// All masks of a block.
+template <int kBits>
+__device__ __forceinline__ void keep_masks(uint32_t (&masks)[8], const Dropout& d, uint32_t block_q,
+                                           uint32_t block_kv, int lane) {
+    DropoutWords<kBits> words;
+    draw_words<kBits>(words, d, block_q, block_kv, lane);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) masks[i] = keep_mask<kBits>(words, i, d.threshold);
 }
 
 // The same as bits: bit 2 * n + r for element 2 * r of the n-th accumulator, 16 up for the next
