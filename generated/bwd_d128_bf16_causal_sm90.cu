@@ -1039,15 +1039,6 @@ unsigned section_heads(const AttentionArgs& a, int64_t num_heads_kv) {
     return static_cast<unsigned>(heads);
 }
 
-// Multiprocessors, each of which has one thread block of the main kernel at once.
-bool count_multiprocessors(Arguments& in, Device device, int64_t& count) {
-    int found = 0;
-    const cudaError_t error =
-        cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device.device_id);
-    count = found;
-    return check_cuda(in, error, "multiprocessors");
-}
-
 // Where there are no queries, and so no kernel before the main one that does it.
 bool reset_counter(Arguments& in, Device device, unsigned* counter) {
     const cudaStream_t stream = current_stream(device);
@@ -1085,11 +1076,12 @@ bool launch_kernels(Arguments& in, const Call& call) {
             !make_map("v", a.v, kTileN, main.v) || !make_map("dout", a.dout, kTileM, main.dout)) {
             return false;
         }
-        int64_t most = 0;
-        if (!count_multiprocessors(in, a.device, most)) return false;
+        int num_sms = 0;
+        if (!count_multiprocessors(in, a.device, num_sms)) return false;
         if (tiles_m == 0 && !reset_counter(in, a.device, p.next_work)) return false;
-        most = min(most, max(count * tiles_n, int64_t{1}));  // without keys dQ is still to be zero
-        const Grid grid = {most, kNumThreads, kSmemBytes};
+        // Without keys dQ is still to be zeroed.
+        const int64_t work = max(count * tiles_n, int64_t{1});
+        const Grid grid = {min(int64_t{num_sms}, work), kNumThreads, kSmemBytes};
         if (!launch_chained<kMainKernel>(in, a.device, grid, main)) return false;
     }
     return true;

@@ -908,13 +908,6 @@ Params make_params(const AttentionArgs& a, const ProgramArgs& program) {
     return p;
 }
 
-// Multiprocessors, each of which has one thread block at once.
-bool count_multiprocessors(Arguments& in, Device device, int& count) {
-    return check_cuda(
-        in, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.device_id),
-        "multiprocessors");
-}
-
 // The counter of every launch of few blocks of queries. Nobody resets it: the first block of a
 // team is its own, and whatever the counter says the next one is not below their number, or, once
 // in millions of launches, one that is computed again.

@@ -927,13 +927,6 @@ Params make_params(const AttentionArgs& a, const ProgramArgs& program) {
     return p;
 }
 
-// Multiprocessors, each of which has one thread block at once.
-bool count_multiprocessors(Arguments& in, Device device, int& count) {
-    return check_cuda(
-        in, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.device_id),
-        "multiprocessors");
-}
-
 // About how many clocks a configuration takes: some for each block of queries, some for each step.
 template <class C>
 double estimate(const AttentionArgs& a, int num_sms) {

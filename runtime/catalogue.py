@@ -142,6 +142,8 @@ class Catalogue:
         name = name if len(name) <= 100 else f"{name[:97]}..."
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else "`flashgen list` shows them."
+        if "/" not in name:
+            hint += " Folders of your own specs are named by --specs or FLASHGEN_SPECS."
         return (
             f"{name}: expected a key such as d128-bf16-causal, a spec's name or a YAML file, "
             f"got {name!r}. {hint}"

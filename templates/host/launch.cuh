@@ -64,6 +64,13 @@ inline cudaStream_t current_stream(Device device) {
     return static_cast<cudaStream_t>(stream_of(device));
 }
 
+// Multiprocessors of `device`: as many thread blocks stay where each of them has one.
+inline bool count_multiprocessors(Arguments& in, Device device, int& count) {
+    return check_cuda(
+        in, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.device_id),
+        "multiprocessors");
+}
+
 constexpr int64_t kMaxGrid = 2147483647;  // blocks in x; CUDA C++ Programming Guide, 3.0 and up
 
 struct Grid {

@@ -86,6 +86,7 @@ def test_a_name_of_several_lists_their_keys(shipped):
         ("gpt3", "Did you mean gpt2"),
         ("lama", "Did you mean llama"),
         ("quite-other", "flashgen list"),
+        ("mine", "--specs or FLASHGEN_SPECS"),
         ("d128-bf16-casual", "Did you mean 'd128-bf16-causal'"),
         ("D128_causal_bf16", "Did you mean 'd128-bf16-causal'"),
         ("d100-bf16", "Pad the head dimension to 104"),
