@@ -13,6 +13,7 @@ from ..variant import Variant
 from .base import KernelPlan, SmemBuffer, stack
 from .reads import read_levels
 from .sm80_base import OVERHEAD_REGISTERS, SMEM_ALIGNMENT, Sm80Plan, tile_bytes
+from .sm80_forward_loop import loop_fields
 
 RESCALES = ("rows", "joint", "seldom")
 """When the output is rescaled; see `Sm80ForwardPlan`."""
@@ -163,53 +164,7 @@ def forward_shapes(variant: Variant, target: Target) -> Iterator[dict[str, Any]]
     elif columns <= 64 and plain and not variant.dropout and not (later and variant.sink):
         shapes.insert(0, (128, 128, 4, 1, 1))
     for shape in shapes + small:
-        yield forward_tiles(*shape) | _loop(variant, target, key_splits=shape[3])
-
-
-def _loop(variant: Variant, target: Target, key_splits: int) -> dict[str, Any]:
-    """The loop that an H200 found fastest (2026-12; docs/sm80.md has what each part gave).
-
-    A lazy maximum won everywhere. Two stages take 96 KiB at d128, of which sm90 has room for two
-    thread blocks. With nvcc 13.0 lazy maxima spill where the loop isn't paced: before sm90 above 96
-    columns without a causal mask or beside tile tests that read captures, and above 128 beside
-    dropout; from sm100 on up to 128 columns beside dropout. There, at those sizes, other copies
-    spill too.
-    """
-    program = program_for(variant)
-    columns = max(variant.head_dim, variant.head_dim_v)
-    causal, dropout = bool(variant.causal), variant.dropout > 0
-    whole = variant.head_dim % 64 == variant.head_dim_v % 64 == 0
-    walks = program.tile_test is not None or program.band.lower is not None
-    captures = program.tile_test is not None and bool(program.captures)
-    varlen = variant.layout == "varlen"
-    hopper = target.capability == (9, 0)
-    if walks and not (hopper and columns <= 128 and program.score is None and not dropout):
-        whole = False  # compiled, but not the default
-    if program.tile_test is not None and columns > 64 and (varlen or (causal and not captures)):
-        whole = False  # up to 56 bytes spill
-    paced = whole and program.score is None and key_splits == 1
-    if target.capability >= (10, 0) and columns <= 128:
-        paced = whole = False
-    elif columns <= 64:
-        paced = paced and (causal or dropout) and program.band.lower is None  # 20 bytes
-    if target.capability >= (10, 0):
-        paced = paced and variant.layout != "varlen"  # row statistics in shared memory
-        tight = dropout and 64 < columns <= 128
-    else:
-        before = target.capability < (9, 0)
-        tight = before and columns > 96 and (not causal or captures or (columns > 128 and dropout))
-        if 64 < columns <= 128:
-            paced = paced and (tight or not dropout)
-            tight = tight or (hopper and captures and paced)  # 40 bytes
-    staged = paced and 64 < columns <= 128 and not dropout and hopper
-    if staged and program.band.lower is not None and not causal:
-        paced = False  # 48 bytes where both ends of the window are constants
-    return {
-        "num_stages": 2 if staged else 1,
-        "paced": paced,
-        "short_rows": whole,
-        "rescale": "rows" if tight and (not paced or captures) else "seldom",
-    }
+        yield forward_tiles(*shape) | loop_fields(variant, target, shape[3])
 
 
 def forward_tiles(
